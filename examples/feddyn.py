@@ -1,4 +1,4 @@
-"""FedDyn (Acar et al. 2021), as an algorithm of one's own: ``algorithm.name = "feddyn:feddyn"``.
+"""FedDyn (Acar et al. 2021), as your own algorithm: ``algorithm.name = "feddyn:feddyn"``.
 
 Every user keeps g_i, the server their mean h. A step follows H̃ − g_i + α(y − x), so that at a fixed
 point the users' gradients cancel; g_i is built from noised gradients alone.

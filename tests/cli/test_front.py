@@ -117,7 +117,7 @@ def test_every_command_has_a_line_of_its_own(monkeypatch, capsys, tmp_path):
 def test_version_and_words_in_brackets(monkeypatch, capsys, tmp_path):
     assert here(monkeypatch, capsys, tmp_path, "--version")[1] == f"dpscaffold {__version__}\n"
     shown = here(monkeypatch, capsys, tmp_path, "data", "describe", "--help")[1]
-    assert "A configuration; its [data] table is used." in " ".join(shown.split())
+    assert "Configuration file (TOML) with a [data] table." in " ".join(shown.split())
     shown = here(monkeypatch, capsys, tmp_path, "data", "list", "--help")[1]
     assert "[data]" in shown, "Rich's markup would swallow it"
 

@@ -127,7 +127,7 @@ def test_a_key_without_an_explanation_is_refused():
         with pytest.raises(BadInput, match=r"plan\.one is not explained"):
             list(model_keys("plan", "", model))
     (key,), (again,) = (list(model_keys("plan", "", one)) for one in (Explained, Again))
-    assert (key.about, key.kind, key.example) == ("What it means.", "a whole number (1 or more)", 2)
+    assert (key.about, key.kind, key.example) == ("What it means.", "an integer (1 or more)", 2)
     assert (again.about, again.default) == (key.about, 3)
 
 

@@ -160,7 +160,7 @@ def test_a_tiny_table_end_to_end(tmp_path):
         "x*",
         "random participation (PLD)",
         "as published",
-        "one record of one user replaced",
+        "replacing one record of one user",
         "standardisation on synthetic",
         "dpscaffold reproduce",
         "torch",
@@ -237,7 +237,7 @@ def test_a_tiny_figure_is_drawn_with_its_gap_to_the_optimum(tmp_path):
     for expected in (
         "DP-SCAFFOLD-warm",
         "epsilon: 13.0",
-        "log₁₀ gap",
+        "log₁₀ excess loss",
         "(5, 5)",
         "SCAFFOLD against FedAvg",
     ):
@@ -332,7 +332,7 @@ def test_a_missing_entry_of_the_frontier_shifts_no_other(tmp_path, monkeypatch):
     assert "| none | not private |  | 25.00 (25.00) | 25.00 (25.00) | 25.00 (25.00) |" in text
     privacy = text.partition("## Privacy")[2]
     for said in (
-        "towards the server",
+        "against the server",
         "δ = 1/",
         "random participation (PLD)",
         "centre on mnist, pca on mnist",

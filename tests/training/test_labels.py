@@ -262,7 +262,9 @@ def test_a_configuration_is_drafted_for_several_labels(tmp_path: Path) -> None:
     runner, config = CliRunner(), tmp_path / "t.toml"
     named = ["--label", "fever, cough,rash", "--user", "site", "--out", str(config)]
     done = runner.invoke(app, ["init", f"{tmp_path}/t.csv", *named])
-    assert done.exit_code == 0 and "cough: label (as you said; 2 values" in done.output, done.output
+    assert done.exit_code == 0 and "cough: label (given by --label; 2 values" in done.output, (
+        done.output
+    )
     federation = load_federation(load(config).data)
     assert federation.target == Target("labels", LABELS) and federation.dimension == 4
     wrong = runner.invoke(app, ["init", f"{tmp_path}/t.csv", "--label", "fever,a", "--force"])

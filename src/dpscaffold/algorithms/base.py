@@ -34,10 +34,16 @@ class Broadcast:
 
 @dataclass(frozen=True)
 class Known:
-    """Public numbers of a participation, and nothing else: K, η_l, the standard deviation of the
-    noise on one step's gradient (2Cσ_g/b_i; None where C is read off the batch), and the user's
-    weight in means up to a common factor (1, or R_i). In a stack all but K are (U, 1), and K too
-    where users take different numbers of steps.
+    """Public numbers of a participation, and nothing else.
+
+    In a stack of users all but K are (U, 1), and K too where users take different numbers of steps.
+
+    Args:
+        steps: K, the number of local steps.
+        step_size: η_l.
+        spread: The standard deviation of the noise on one step's gradient, 2Cσ_g/b_i; None where C
+            is computed from the batch.
+        weight: The user's weight in means, up to a common factor: 1, or R_i.
     """
 
     steps: int | Tensor
@@ -48,8 +54,8 @@ class Known:
 
 @dataclass(frozen=True)
 class Participant:
-    """What a user has before it when it takes part: the server's word, its own slots, and the
-    public numbers."""
+    """What a user has when it takes part: the server's message, its own slots, and public
+    numbers."""
 
     broadcast: Broadcast
     memory: Slots
@@ -60,9 +66,13 @@ class Participant:
 class Cohort:
     """What ``announce`` may use of a round's participants: nothing that is private.
 
-    ``weights`` (m,) are those of the mean of Δy, ``seen`` (m,) says who took part before (both are
-    on the CPU), and ``memories`` holds their slots, (m, P) or (m, 1), where the algorithm is
-    ``mirrored``; private slots are never among them.
+    Args:
+        users: The participants' numbers.
+        weights: Their weights in the mean of Δy, (m,), on the CPU.
+        known: Public numbers of their participation.
+        memories: Their slots, (m, P) or (m, 1), if the algorithm is ``mirrored``; private slots
+            are never among them.
+        seen: Who took part before, (m,), on the CPU.
     """
 
     users: tuple[int, ...]
@@ -74,7 +84,7 @@ class Cohort:
 
 @dataclass(frozen=True)
 class Local:
-    """What K local steps leave behind: the last y_i^K, and the mean of the K noised and regularised
+    """The result of K local steps: the last y_i^K, and the mean of the K noised and regularised
     gradients H + λy."""
 
     params: Tensor
@@ -95,7 +105,7 @@ class Upload:
 
 @dataclass(frozen=True)
 class Server:
-    """The server's state: x^t and whatever it keeps besides (SCAFFOLD's c, a velocity)."""
+    """The server's state: x^t and what else it keeps (SCAFFOLD's c, a velocity)."""
 
     params: Tensor
     slots: Slots = field(default_factory=dict)

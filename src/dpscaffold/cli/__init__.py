@@ -46,26 +46,26 @@ COMMANDS = {
 
 #: What ``dpscaffold --help`` says of each, in one line of 80 columns.
 SUMMARIES = {
-    "demo": "DP-SCAFFOLD compared with its rivals, in about a minute",
-    "init": "look at data and draft the configuration that trains on them",
+    "demo": "compare DP-SCAFFOLD with other algorithms, in about a minute",
+    "init": "look at your data and draft a configuration",
     "train": "train a model and write a run folder",
-    "compare": "several runs in one table and one figure",
-    "report": "one page about runs, for people who were not there",
-    "predict": "what a trained model says of new rows",
-    "evaluate": "how good a trained model is on labelled rows",
-    "export": "a trained model for other software: ONNX, PyTorch, safetensors",
-    "privacy": "what a plan, a configuration or a run guarantees, and to whom",
-    "calibrate": "the noise, or the rounds, that keep to a budget",
-    "audit": "the distinguishing game, played against the real engine",
-    "budget": "an epsilon that several runs over the same records share",
+    "compare": "compare runs in one table and one figure",
+    "report": "write a one-page HTML report or a model card to share",
+    "predict": "write predictions for new rows",
+    "evaluate": "measure a model on test records or on labelled rows",
+    "export": "write a model as ONNX, PyTorch program or safetensors",
+    "privacy": "show what a plan, a configuration or a run guarantees",
+    "calibrate": "find the noise, or the number of rounds, for an ε",
+    "audit": "try to disprove the claimed ε by experiment",
+    "budget": "share one ε among several runs over the same records",
     "data": "describe, prepare and download data",
     "config": "show a configuration, or explain its keys",
-    "plan": "choose hyperparameters from public facts, reading no record",
-    "tune": "choose hyperparameters by cross-validation",
-    "reproduce": "the paper's tables and figures, one command each",
-    "provision": "the keys and certificates of a deployed federation",
-    "server": "a deployed federation's server",
-    "site": "a site of a deployed federation",
+    "plan": "choose hyperparameters from public facts; no record is read",
+    "tune": "choose hyperparameters by cross-validation, or privately",
+    "reproduce": "reproduce the paper's tables and figures",
+    "provision": "make the keys and certificates of a deployed federation",
+    "server": "run the server of a deployed federation",
+    "site": "take part in a deployed federation as a site",
 }
 
 #: Without Rich's markup, in which the ``[data]`` of a sentence would be a style and vanish.
@@ -142,10 +142,15 @@ def _version(asked: bool) -> None:
 def dpscaffold(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_version, is_eager=True, help="show the version"),
+        typer.Option(
+            "--version", callback=_version, is_eager=True, help="Show the version and exit."
+        ),
     ] = False,
 ) -> None:
-    """Private federated learning on heterogeneous data: train, account, compare, reproduce."""
+    """Differentially private federated learning on heterogeneous data.
+
+    Start with `dpscaffold demo`, or with `dpscaffold init FOLDER` for your own files.
+    """
 
 
 def main() -> None:

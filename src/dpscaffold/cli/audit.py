@@ -21,31 +21,39 @@ BEATEN = 4
 
 
 def audit_command(
-    source: Annotated[Path, typer.Argument(help="a configuration (TOML) or a run folder")],
+    source: Annotated[Path, typer.Argument(help="Configuration file (TOML) or run folder.")],
     set_: Annotated[
-        list[str] | None, typer.Option("--set", help="override, e.g. privacy.noise=2")
+        list[str] | None,
+        typer.Option("--set", help="Override a key, for example privacy.noise=2. Can be repeated."),
     ] = None,
-    trials: Annotated[int, typer.Option(help="games on each of the two datasets, at most")] = 20000,
-    minutes: Annotated[float, typer.Option(help="how long to play, about")] = 2.0,
-    confidence: Annotated[float, typer.Option(help="of all that is proved, together")] = 0.99,
+    trials: Annotated[
+        int, typer.Option(help="Largest number of games on each of the two datasets.")
+    ] = 20000,
+    minutes: Annotated[float, typer.Option(help="Approximate duration in minutes.")] = 2.0,
+    confidence: Annotated[
+        float, typer.Option(help="Confidence level of all proved bounds together.")
+    ] = 0.99,
     view: Annotated[
-        str | None, typer.Option(help="only this view: server, third-party or participant")
+        str | None, typer.Option(help="Only this adversary: server, third-party or participant.")
     ] = None,
     one_run: Annotated[
         int | None,
         typer.Option(
             "--one-run",
-            help="also train once on the real records with this many canaries; spends privacy",
+            help="Also train once on the real records with this many canaries. This spends "
+            "privacy.",
         ),
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="the folder of that run, with its ledger and statement")
+    out: Annotated[Path | None, typer.Option(help="Run folder of --one-run.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of the games. Default: a random seed.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="of the games; the system's by default")] = None,
-    figure: Annotated[Path | None, typer.Option(help="draw the result to this file")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print the result as JSON")] = False,
+    figure: Annotated[
+        Path | None, typer.Option(help="Write a figure of the result to this file.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Play the distinguishing game against the real engine; exit status 4 if a claim is beaten."""
+    """Try to disprove the claimed ε by experiment; exit status 4 if it is disproved."""
     # Here and not above: asking for help should not load PyTorch.
     from dpscaffold.audit.onerun import OneRun, OneRunRequest, play_one_run
     from dpscaffold.audit.play import SHARES, AuditLimits, audit

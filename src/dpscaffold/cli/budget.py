@@ -16,20 +16,18 @@ from dpscaffold.runs.budget_file import BudgetFile, BudgetFileContents
 
 
 def budget_command(
-    file: Annotated[Path, typer.Argument(help="the budget file")],
+    file: Annotated[Path, typer.Argument(help="The budget file.")],
     epsilon: Annotated[
-        float | None, typer.Option("--epsilon", help="open a new file: ε in all")
+        float | None, typer.Option("--epsilon", help="Create the file with this total ε.")
     ] = None,
     delta: Annotated[
-        float | None, typer.Option("--delta", help="open a new file: δ in all")
+        float | None, typer.Option("--delta", help="Create the file with this total δ.")
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="print the budget file's contents as JSON")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the contents as JSON.")] = False,
 ) -> None:
-    """Show what runs have booked from a budget file, or open a new one with --epsilon and --delta.
+    """Show what runs have spent of a budget file, or create one with --epsilon and --delta.
 
-    Runs take from it with privacy.budget_file = "FILE" in their configuration.
+    Runs use it with privacy.budget_file = "FILE" in their configuration.
     """
     if (epsilon is None) != (delta is None):
         one, other = ("--epsilon", "--delta") if delta is None else ("--delta", "--epsilon")

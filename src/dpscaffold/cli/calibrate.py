@@ -55,32 +55,42 @@ LOCAL_STEPS = (1, 5, 10, 20, 50)
 
 def calibrate(
     source: Source = None,
-    epsilon: Annotated[float | None, typer.Option("--epsilon", help="the budget")] = None,
+    epsilon: Annotated[float | None, typer.Option("--epsilon", help="The ε to keep.")] = None,
     advantage: Annotated[
         float | None,
         typer.Option(
-            "--advantage", help="instead of ε: the best test's TPR − FPR; it is right 1/2 + A/2"
+            "--advantage",
+            help="Instead of ε: the largest advantage (TPR − FPR) of any membership test.",
         ),
     ] = None,
     tpr: Annotated[
         float | None,
-        typer.Option("--tpr", help="instead of ε: the best test's true-positive rate …"),
+        typer.Option(
+            "--tpr", help="Instead of ε: the largest true-positive rate of any test at --at-fpr."
+        ),
     ] = None,
     at_fpr: Annotated[
-        float | None, typer.Option("--at-fpr", help="… at this false-positive rate")
+        float | None, typer.Option("--at-fpr", help="The false-positive rate of --tpr.")
     ] = None,
     mu: Annotated[
-        float | None, typer.Option("--mu", help="instead of ε: approximate Gaussian privacy μ")
+        float | None, typer.Option("--mu", help="Instead of ε: approximate Gaussian privacy μ.")
     ] = None,
     group: Annotated[
-        int, typer.Option("--group", help="the goal holds for k records of one person together")
+        int,
+        typer.Option("--group", help="Keep the goal for this many records of one person together."),
     ] = 1,
     view: Annotated[
-        str, typer.Option("--view", help="server, third-party, participant or paper-third-party")
+        str,
+        typer.Option(
+            "--view", help="Adversary: server, third-party, participant or paper-third-party."
+        ),
     ] = "server",
     colluders: Colluders = None,
     solve: Annotated[
-        str, typer.Option("--solve", help="noise, rounds, or table: (K, T, σ_g) on the budget")
+        str,
+        typer.Option(
+            "--solve", help="What to solve for: noise, rounds, or a table of (K, T, σ_g)."
+        ),
     ] = "noise",
     users: Users = None,
     records: Records = None,
@@ -95,9 +105,12 @@ def calibrate(
     neighbours: Neighbours = None,
     delta: Delta = None,
     max_participations: Cap = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print the answer as JSON")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
 ) -> None:
-    """Solve for the noise, or the largest number of rounds, that keep to a budget or a goal."""
+    """Find the smallest noise, or the largest number of rounds, for an ε or another goal.
+
+    Example: dpscaffold calibrate clinics.toml --epsilon 1
+    """
     goal = goal_from(epsilon, advantage, tpr, at_fpr, mu, group)
     if solve not in SOLVE:
         raise PrivacyError("unknown-choice", f"--solve is {solve!r}; give noise, rounds or table")

@@ -14,7 +14,7 @@ ModuleOption = Annotated[
     str | None,
     typer.Option(
         "--module",
-        help="my_file:factory, where the model is of a module of one's own: its code is run",
+        help="For a model of your own module: my_file:factory. This runs that file.",
     ),
 ]
 

@@ -10,17 +10,19 @@ import typer
 
 
 def compare_command(
-    runs: Annotated[list[Path], typer.Argument(help="run folders, or folders of 'train --seeds'")],
+    runs: Annotated[
+        list[Path], typer.Argument(help="Run folders, or folders written by 'train --seeds'.")
+    ],
     out: Annotated[
         Path | None,
         typer.Option(
-            help="where to write the figure (.png, .svg or .pdf); comparison.png by default, and "
-            "none by default with --json"
+            help="Figure to write (.png, .svg or .pdf). Default: comparison.png, or none with "
+            "--json."
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print the rows as JSON")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")] = False,
 ) -> None:
-    """Compare runs: a table of their final metrics, and a figure of their course."""
+    """Compare runs: a table of their final metrics and a figure of their curves."""
     show(runs, out if out is not None or as_json else Path("comparison.png"), as_json)
 
 

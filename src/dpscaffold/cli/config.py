@@ -27,24 +27,31 @@ app = typer.Typer(
     add_completion=False,
     **PLAIN,
 )
-Json = Annotated[bool, typer.Option("--json", help="print JSON")]
+Json = Annotated[bool, typer.Option("--json", help="Print as JSON.")]
 
 
 @app.command("show")
 def show_command(
     config: Annotated[
         Path | None,
-        typer.Argument(help="TOML configuration or run folder; plain defaults without one"),
+        typer.Argument(
+            help="Configuration file (TOML) or run folder. Default: all default values."
+        ),
     ] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", help="override a key", autocompletion=complete_setting),
+        typer.Option(
+            "--set",
+            help="Override a key, for example plan.rounds=100. Can be repeated.",
+            autocompletion=complete_setting,
+        ),
     ] = None,
-    unset: Annotated[list[str] | None, typer.Option("--unset", help="leave a key out")] = None,
+    unset: Annotated[
+        list[str] | None, typer.Option("--unset", help="Remove a key or a table. Can be repeated.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show a configuration, or a file of a deployment, with every default spelled out; no data
-    are read."""
+    """Show a configuration, or a file of a deployment, with all defaults. No data are read."""
     from dpscaffold.runs.written import to_toml
 
     tables = spelled_out(inside(config), set_ or [], unset or [])
@@ -111,13 +118,16 @@ def explain_command(
     key: Annotated[
         str | None,
         typer.Argument(
-            help="a key, such as plan.rounds, or a table; all keys without one",
+            help="A key such as plan.rounds, or a table. Default: all keys.",
             autocompletion=complete_key,
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Say what a key is for, which values it takes, its default, and an example."""
+    """Explain a key: its meaning, allowed values, default and an example.
+
+    Example: dpscaffold config explain plan.rounds
+    """
     chosen = _chosen(key)
     if as_json:
         typer.echo(json.dumps(chosen, indent=2, ensure_ascii=False))

@@ -28,26 +28,29 @@ app = typer.Typer(
 
 Config = Annotated[
     Path | None,
-    typer.Argument(help="A configuration; its [data] table is used.", show_default=False),
+    typer.Argument(help="Configuration file (TOML) with a [data] table.", show_default=False),
 ]
 Source = Annotated[
     str | None,
     typer.Option(
         "--source",
-        help="A source by name, such as digits or mnist.",
+        help="Instead of a file: a source by name, such as digits or mnist.",
         autocompletion=complete_source,
     ),
 ]
 Changes = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", help="data.key=value, as often as needed.", autocompletion=complete_setting
+        "--set",
+        help="Override a key, for example data.users=20. Can be repeated.",
+        autocompletion=complete_setting,
     ),
 ]
 Folder = Annotated[
-    Path | None, typer.Option("--data-dir", help="Where datasets live (else $DPSCAFFOLD_DATA).")
+    Path | None,
+    typer.Option("--data-dir", help="Folder of the datasets. Default: $DPSCAFFOLD_DATA."),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
+Json = Annotated[bool, typer.Option("--json", help="Print as JSON.")]
 
 _SHADES = " ░▒▓█"
 _MOST_USERS, _MOST_CLASSES = 20, 62
@@ -61,13 +64,13 @@ def describe_command(
     change: Changes = None,
     data_dir: Folder = None,
     out: Annotated[
-        Path | None, typer.Option("--out", help="Write a figure here (.png, .svg or .pdf).")
+        Path | None, typer.Option("--out", help="Figure to write (.png, .svg or .pdf).")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Users, records, classes, labels by user, sizes and heterogeneity, as a table and a figure.
+    """Show users, records, classes and heterogeneity of the data.
 
-    The numbers come from all records without protection: they are for whoever may see the data.
+    The numbers are computed from private records without protection.
     """
     from dpscaffold.data import describe, load_federation
 
@@ -96,17 +99,16 @@ def describe_command(
 @app.command("prepare")
 def prepare_command(
     config: Config = None,
-    out: Annotated[Path | None, typer.Option("--out", help="The folder to write.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder to write.")] = None,
     source: Source = None,
     change: Changes = None,
     data_dir: Folder = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace a federation prepared before.")
+        bool, typer.Option("--overwrite", help="Replace a prepared federation that already exists.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Build a federation once and store it in a folder, to be loaded or mapped with source =
-    "saved"."""
+    """Prepare data once and store them in a folder, to be used as source = "saved"."""
     from dpscaffold.data import load_federation, prepare
 
     if out is None:
@@ -131,18 +133,15 @@ def prepare_command(
 def download_command(
     name: Annotated[
         str,
-        typer.Argument(
-            help="One of the datasets that 'data list' shows.", autocompletion=complete_dataset
-        ),
+        typer.Argument(help="A dataset that 'data list' shows.", autocompletion=complete_dataset),
     ],
     data_dir: Folder = None,
     mirror: Annotated[
-        str | None, typer.Option("--mirror", help="Fetch from this address instead.")
+        str | None, typer.Option("--mirror", help="Download from this address instead.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Fetch a dataset's published files, resuming where an earlier transfer stopped, and verify
-    them."""
+    """Download a published dataset and verify it; a stopped download is resumed."""
     from rich.progress import (
         BarColumn,
         DownloadColumn,
@@ -179,7 +178,7 @@ def download_command(
 
 @app.command("list")
 def list_command(data_dir: Folder = None, as_json: Json = False) -> None:
-    """The datasets with published files, whether they are here, and the other sources of [data]."""
+    """List the published datasets, whether they are downloaded, and other [data] sources."""
     from dpscaffold.data import data_folder
     from dpscaffold.data.config import SOURCES
     from dpscaffold.data.sources.catalogue import CATALOGUE

@@ -1,4 +1,4 @@
-"""``dpscaffold demo``: drift correction at work, in under two minutes."""
+"""``dpscaffold demo``: a comparison of algorithms, in about a minute."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ RUNS = (
 
 
 def demo_command(
-    out: Annotated[Path, typer.Option(help="folder for the runs and the figure")] = Path(
+    out: Annotated[Path, typer.Option(help="Folder for the runs and the figure.")] = Path(
         "runs/demo"
     ),
-    rounds: Annotated[int | None, typer.Option(help="fewer rounds for a quicker look")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print the rows as JSON")] = False,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="no progress")] = False,
+    rounds: Annotated[int | None, typer.Option(help="Number of rounds; fewer are faster.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Show no progress.")] = False,
 ) -> None:
-    """Train DP-SCAFFOLD, DP-FedAvg and DP-FedSGD side by side with non-private SCAFFOLD."""
+    """Compare DP-SCAFFOLD, DP-FedAvg, DP-FedSGD and SCAFFOLD without privacy."""
     from rich.console import Console
 
     from dpscaffold.algorithms import ALGORITHMS

@@ -1,4 +1,4 @@
-"""``dpscaffold evaluate``: how good a trained model is on labelled rows."""
+"""``dpscaffold evaluate``: metrics of a model on labelled rows."""
 
 from __future__ import annotations
 
@@ -18,28 +18,31 @@ if TYPE_CHECKING:
 
 
 def evaluate_command(
-    run: Annotated[Path, typer.Argument(help="run folder, or a folder with a saved model")],
+    run: Annotated[Path, typer.Argument(help="Run folder, or folder of a saved model.")],
     data: Annotated[
         list[Path] | None,
         typer.Argument(
-            help="labelled rows: .csv or .parquet files, a folder or pattern of such files; "
-            "default: the run's held-out records"
+            help="Labelled rows: .csv or .parquet files, a folder or a pattern. Default: the "
+            "run's test records."
         ),
     ] = None,
     label: Annotated[
-        str | None, typer.Option(help="column of what is true; default: that of the training")
+        str | None, typer.Option(help="Column with the true label. Default: as in training.")
     ] = None,
     site: Annotated[
         str | None,
-        typer.Option(help="column with the site of each row; default: that of the training"),
+        typer.Option(help="Column with the site of each row. Default: as in training."),
     ] = None,
     figure: Annotated[
-        Path | None, typer.Option(help="draw confusion and calibration (.png, .svg, .pdf)")
+        Path | None,
+        typer.Option(
+            help="Figure of confusion matrix and calibration to write (.png, .svg or .pdf)."
+        ),
     ] = None,
     module: ModuleOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print everything as JSON")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all metrics as JSON.")] = False,
 ) -> None:
-    """Metrics of the task, per site too, confusion and calibration; outside every guarantee."""
+    """Print metrics of a model, overall and per site. ε does not cover these numbers."""
     from dpscaffold.runs.written import plain
 
     if not data:

@@ -12,21 +12,24 @@ from dpscaffold.cli.chosen_model import ModuleOption, chosen_model
 
 
 def export_command(
-    run: Annotated[Path, typer.Argument(help="run folder, or a folder with a saved model")],
-    to: Annotated[str, typer.Option(help="onnx, torch (.pt2) or safetensors (a folder)")],
+    run: Annotated[Path, typer.Argument(help="Run folder, or folder of a saved model.")],
+    to: Annotated[str, typer.Option(help="Format: onnx, torch (.pt2) or safetensors (a folder).")],
     out: Annotated[
-        Path | None, typer.Option(help="file or folder to write; default: in this folder")
+        Path | None, typer.Option(help="File or folder to write. Default: in the working folder.")
     ] = None,
     only_protected: Annotated[
         bool,
         typer.Option(
-            "--only-protected", help="refuse a model that carries what no guarantee covers"
+            "--only-protected",
+            help="Refuse a model that is not completely covered by a privacy guarantee.",
         ),
     ] = False,
     module: ModuleOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print what was written as JSON")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print what was written as JSON.")
+    ] = False,
 ) -> None:
-    """Write a trained model, preparation included, for other software."""
+    """Write a trained model, including its preprocessing, for other software."""
     from dpscaffold.checks import choice
     from dpscaffold.models.export import FORMATS, export
 

@@ -1,4 +1,4 @@
-"""``dpscaffold init``: look at data and draft the configuration that trains on them."""
+"""``dpscaffold init``: look at data and draft a configuration."""
 
 from __future__ import annotations
 
@@ -21,32 +21,40 @@ ROWS = 2000
 
 def init_command(
     data: Annotated[
-        Path, typer.Argument(help="a table, a folder or pattern of one file per site, or an .npz")
+        Path,
+        typer.Argument(
+            help="A table (CSV or Parquet), a folder with one file per site, or an .npz file."
+        ),
     ],
     out: Annotated[
-        Path | None, typer.Option(help="the configuration to write; default: NAME.toml")
+        Path | None, typer.Option(help="Configuration file to write. Default: NAME.toml.")
     ] = None,
     label: Annotated[
         str | None,
-        typer.Option(help="the column to be predicted; several of 0 and 1 with commas between"),
+        typer.Option(
+            help="Column to predict. Several columns of 0 and 1, separated by commas, make "
+            "several labels."
+        ),
     ] = None,
-    user: Annotated[str | None, typer.Option(help="the column that says whose a record is")] = None,
-    epsilon: Annotated[float, typer.Option(help="ε to spend, towards the server")] = 1.0,
+    user: Annotated[str | None, typer.Option(help="Column with the site of each record.")] = None,
+    epsilon: Annotated[float, typer.Option(help="The ε to spend, against the server.")] = 1.0,
     rows: Annotated[
-        int | None, typer.Option(help="how many rows to look at; 2000 by default")
+        int | None, typer.Option(help="Number of rows to look at. Default: 2000.")
     ] = None,
     release: Annotated[
         bool,
-        typer.Option("--release", help="for a model to publish: blanks for what must be public"),
+        typer.Option("--release", help="Draft a release, with blanks for what must be public."),
     ] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="replace a configuration that is there")
+        bool, typer.Option("--force", help="Replace a configuration that already exists.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print what was guessed as JSON")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the guesses as JSON.")] = False,
 ) -> None:
-    """Look at data and write a commented configuration: columns, sites, encodings, and why.
+    """Look at data and draft a commented configuration.
 
-    Looking at private data to write a configuration is outside ε.
+    The draft is made by looking at private data, which ε does not cover.
+
+    Example: dpscaffold init clinics --label readmitted --epsilon 2
     """
     from dpscaffold.atomic import write_text
     from dpscaffold.data.tables.draft import OUTSIDE, draft, draft_arrays

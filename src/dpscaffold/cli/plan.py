@@ -22,39 +22,62 @@ if TYPE_CHECKING:
 
 
 def plan_command(
-    users: Annotated[int | None, typer.Option(help="M, how many users there are")] = None,
+    users: Annotated[int | None, typer.Option(help="M, the number of users.")] = None,
     records: Annotated[
-        str | None, typer.Option(help="training records of a user, or a list: 300,500,120")
+        str | None,
+        typer.Option(help="Training records per user: one number, or a list such as 300,500,120."),
     ] = None,
-    features: Annotated[int | None, typer.Option(help="features after preparation")] = None,
-    classes: Annotated[int | None, typer.Option(help="classes; 0: a number is predicted")] = None,
-    epsilon: Annotated[float | None, typer.Option(help="the ε to keep")] = None,
-    view: Annotated[str | None, typer.Option(help="towards whom [default: server]")] = None,
-    delta: Annotated[float | None, typer.Option(help="δ [default: 1/(10·all records)]")] = None,
-    sampling: Annotated[str | None, typer.Option(help="poisson (default) or fixed")] = None,
+    features: Annotated[
+        int | None, typer.Option(help="Number of features after preprocessing.")
+    ] = None,
+    classes: Annotated[
+        int | None, typer.Option(help="Number of classes; 0 if a number is predicted.")
+    ] = None,
+    epsilon: Annotated[float | None, typer.Option(help="The ε to keep.")] = None,
+    view: Annotated[
+        str | None,
+        typer.Option(help="Adversary: server, third-party or participant. Default: server."),
+    ] = None,
+    delta: Annotated[float | None, typer.Option(help="δ. Default: 1/(10 × all records).")] = None,
+    sampling: Annotated[
+        str | None, typer.Option(help="Batches: poisson (default) or fixed.")
+    ] = None,
     similarity: Annotated[
-        str | None, typer.Option(help="γ in %, how alike users are, or unknown")
+        str | None, typer.Option(help="Similarity of the users in per cent, or unknown.")
     ] = None,
-    row_norm: Annotated[str | None, typer.Option(help="norm of a row [1], or none")] = None,
-    rounds: Annotated[int | None, typer.Option(help="the most rounds [400]")] = None,
-    local_steps: Annotated[int | None, typer.Option(help="the most local steps [10]")] = None,
+    row_norm: Annotated[
+        str | None, typer.Option(help="Largest norm of a row, or none. Default: 1.")
+    ] = None,
+    rounds: Annotated[
+        int | None, typer.Option(help="Largest number of rounds. Default: 400.")
+    ] = None,
+    local_steps: Annotated[
+        int | None, typer.Option(help="Largest number of local steps. Default: 10.")
+    ] = None,
     cohort_size: Annotated[
         int | None,
         typer.Option(
-            "--participants", help="users in a round at most [all up to 200, then a fifth]"
+            "--participants",
+            help="Largest number of users in a round. Default: all up to 200, then a fifth.",
         ),
     ] = None,
     config: Annotated[
-        Path | None, typer.Option(help="constraints and [facts] of a TOML; its data stay closed")
+        Path | None,
+        typer.Option(
+            help="Configuration file with the constraints and [facts]. Its data are not read."
+        ),
     ] = None,
-    out: Annotated[Path, typer.Option(help="folder of plan.toml, plan.json, plan.png")] = Path(
+    out: Annotated[Path, typer.Option(help="Folder for plan.toml, plan.json and plan.png.")] = Path(
         "plan"
     ),
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:N or auto")] = "cpu",
-    as_json: Annotated[bool, typer.Option("--json", help="print the plan as JSON")] = False,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="print errors only")] = False,
+    device: Annotated[str, typer.Option(help="Device: cpu, cuda, cuda:N or auto.")] = "cpu",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print errors only.")] = False,
 ) -> None:
-    """Recommend algorithm, T, K, l, s, C, η₀ and σ_g on public surrogates; no record is read."""
+    """Choose algorithm and hyperparameters from public facts. No record is read.
+
+    Example: dpscaffold plan --users 20 --records 200 --features 40 --classes 10 --epsilon 2
+    """
     from rich.console import Console
 
     from dpscaffold.config import parse, read_tables

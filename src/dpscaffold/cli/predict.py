@@ -1,4 +1,4 @@
-"""``dpscaffold predict``: what a trained model says of new rows."""
+"""``dpscaffold predict``: predictions for new rows."""
 
 from __future__ import annotations
 
@@ -17,35 +17,37 @@ if TYPE_CHECKING:
 
 
 def predict_command(
-    run: Annotated[Path, typer.Argument(help="run folder, or a folder with a saved model")],
+    run: Annotated[Path, typer.Argument(help="Run folder, or folder of a saved model.")],
     data: Annotated[
         list[Path],
-        typer.Argument(help="raw rows: .csv or .parquet files, a folder or pattern of such files"),
+        typer.Argument(help="Rows to predict: .csv or .parquet files, a folder or a pattern."),
     ],
     out: Annotated[
         Path | None,
         typer.Option(
-            help=".csv or .parquet file to write, or for many files a folder with one of the same "
-            "name for each; default: CSV is printed"
+            help="File to write (.csv or .parquet), or a folder with one file per input file. "
+            "Default: print CSV."
         ),
     ] = None,
     keep: Annotated[
-        str, typer.Option(help="columns of the rows to copy, with commas between them")
+        str, typer.Option(help="Columns to copy to the output, separated by commas.")
     ] = "",
     probabilities: Annotated[
         bool | None,
         typer.Option(
             "--probabilities/--no-probabilities",
-            help="one column probability_NAME per class; written by default where there are "
-            "classes",
+            help="Write a column probability_NAME per class. Default: yes if there are classes.",
         ),
     ] = None,
     module: ModuleOption = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="with --out: print how many rows were predicted as JSON")
+        bool, typer.Option("--json", help="With --out: print the number of predicted rows as JSON.")
     ] = False,
 ) -> None:
-    """Predict for every row of files, in order; columns are found by name."""
+    """Write a prediction for every row, in order. Columns are found by name.
+
+    Example: dpscaffold predict runs/clinics new.csv --out predictions.csv
+    """
     from dpscaffold.data.tables.dialect import is_many
     from dpscaffold.models.predict import Answer, predict_file, predict_files
 

@@ -37,55 +37,71 @@ from dpscaffold.privacy.statement_types import HumanTerms, Statement
 from dpscaffold.report.fitting import legible
 
 Source = Annotated[
-    Path | None, typer.Argument(help="a configuration (TOML) or a run folder, instead of numbers")
+    Path | None,
+    typer.Argument(help="Configuration file (TOML) or run folder, instead of the numbers below."),
 ]
 Sources = Annotated[
     list[Path] | None,
     typer.Argument(
-        help="a configuration (TOML) or a run folder, instead of numbers; several run folders are "
-        "put together"
+        help="Configuration file (TOML) or run folder, instead of the numbers below. "
+        "Several run folders are composed."
     ),
 ]
-Users = Annotated[int | None, typer.Option("--users", help="M, the number of users")]
-Records = Annotated[int | None, typer.Option("--records", help="R, training records per user")]
-Rounds = Annotated[int | None, typer.Option("--rounds", help="T, warm-start rounds included")]
-LocalSteps = Annotated[int | None, typer.Option("--local-steps", help="K")]
+Users = Annotated[int | None, typer.Option("--users", help="M, the number of users.")]
+Records = Annotated[int | None, typer.Option("--records", help="R, the training records per user.")]
+Rounds = Annotated[
+    int | None, typer.Option("--rounds", help="T, the number of rounds, warm start included.")
+]
+LocalSteps = Annotated[
+    int | None, typer.Option("--local-steps", help="K, the number of local steps in a round.")
+]
 UserRatio = Annotated[
-    float | None, typer.Option("--user-ratio", help="l: ⌊lM⌋ users take part in a round")
+    float | None, typer.Option("--user-ratio", help="l, the share of users in a round.")
 ]
 DataRatio = Annotated[
-    float | None, typer.Option("--data-ratio", help="s: a batch holds ⌊sR⌋ records")
+    float | None, typer.Option("--data-ratio", help="s, the share of a user's records in a batch.")
 ]
 Noise = Annotated[
-    float | None, typer.Option("--noise", help="σ_g, in units of the sensitivity 2C/b")
+    float | None,
+    typer.Option("--noise", help="σ_g, the noise multiplier in units of the sensitivity 2C/b."),
 ]
-Sampling = Annotated[str | None, typer.Option("--sampling", help="fixed (default) or poisson")]
+Sampling = Annotated[
+    str | None, typer.Option("--sampling", help="Batches: fixed (default) or poisson.")
+]
 AlgorithmName = Annotated[
     str | None,
     typer.Option(
         "--algorithm",
-        help=f"one of {', '.join(ALGORITHMS)}, or my_file:factory; {DEFAULT} by default",
+        help=f"Algorithm: {', '.join(ALGORITHMS)}, or my_file:factory. Default: {DEFAULT}.",
     ),
 ]
-Unit = Annotated[str | None, typer.Option("--unit", help="record (default) or user")]
+Unit = Annotated[
+    str | None, typer.Option("--unit", help="What is protected: record (default) or user.")
+]
 Neighbours = Annotated[
     str | None,
     typer.Option(
         "--neighbours",
-        help="replace-one (fixed batches), zero-out or add-remove (poisson, declared sizes)",
+        help="Neighbouring datasets: replace-one (fixed batches), zero-out or add-remove "
+        "(Poisson batches).",
     ),
 ]
-Delta = Annotated[float | None, typer.Option("--delta", help="δ; 1/(10 × all records) by default")]
+Delta = Annotated[float | None, typer.Option("--delta", help="δ. Default: 1/(10 × all records).")]
 View = Annotated[
     str | None,
-    typer.Option("--view", help="only this view: server, third-party or participant"),
+    typer.Option("--view", help="Only this adversary: server, third-party or participant."),
 ]
 Colluders = Annotated[
     int | None,
-    typer.Option("--colluders", help="k participants who pool what they know; 1 by default"),
+    typer.Option(
+        "--colluders", help="Number of participants who share what they know. Default: 1."
+    ),
 ]
 Cap = Annotated[
-    int | None, typer.Option("--max-participations", help="after this many rounds, a user declines")
+    int | None,
+    typer.Option(
+        "--max-participations", help="Largest number of rounds that a user takes part in."
+    ),
 ]
 
 
@@ -107,36 +123,47 @@ def privacy(
     view: View = None,
     colluders: Colluders = None,
     everything: Annotated[
-        bool, typer.Option("--all", help="a run: all bounds, theorems, deltas and what is outside")
+        bool,
+        typer.Option(
+            "--all", help="Of a run: show all bounds, theorems and deltas, and what is outside ε."
+        ),
     ] = False,
     only_quote: Annotated[
-        bool, typer.Option("--quote", help="only the sentence to quote, with all its conditions")
+        bool,
+        typer.Option("--quote", help="Print only the sentence to quote, with all its conditions."),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print the statement as JSON")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the statement as JSON.")] = False,
     plot: Annotated[
-        Path | None, typer.Option("--plot", help="draw ε against rounds to this file")
+        Path | None, typer.Option("--plot", help="Figure of ε over the rounds to write.")
     ] = None,
     tradeoff: Annotated[
-        Path | None, typer.Option("--tradeoff", help="draw the trade-off curve to this file")
+        Path | None, typer.Option("--tradeoff", help="Figure of the trade-off curve to write.")
     ] = None,
     group: Annotated[
         list[int] | None,
-        typer.Option("--group", help="k records of one person together; may be repeated"),
+        typer.Option(
+            "--group", help="Also state ε for this many records of one person. Can be repeated."
+        ),
     ] = None,
     fixed_in_advance: Annotated[
         bool,
         typer.Option(
             "--fixed-in-advance",
-            help="several runs: no plan was chosen after seeing another run's outputs",
+            help="Several runs: declare that no plan was chosen after seeing another run's "
+            "outputs.",
         ),
     ] = False,
     same_records: Annotated[
         bool,
-        typer.Option("--same-records", help="several runs: their records are the same, unchecked"),
+        typer.Option(
+            "--same-records", help="Several runs: declare that their records are the same."
+        ),
     ] = False,
 ) -> None:
-    """Say what a run guarantees: ε by view and bound, with δ, neighbours, theorem, and what to
-    quote."""
+    """Show the privacy guarantee of a plan, a configuration or a run, by adversary and bound.
+
+    Example: dpscaffold privacy runs/clinics
+    """
     numbers = Numbers(
         *(users, records, rounds, local_steps, user_ratio, data_ratio, noise),
         *(sampling, algorithm, unit, neighbours, max_participations),
@@ -237,7 +264,7 @@ def several(
     group: list[int] | None,
     as_json: bool,
 ) -> None:
-    """What several runs over the same records promise together."""
+    """What several runs over the same records guarantee together."""
     from dpscaffold.cli.together import compose, show_together
 
     if delta is not None and not 0.0 < delta < 1.0:
@@ -286,7 +313,7 @@ def checked_view(view: str | None, as_json: bool = False) -> tuple[str, ...]:
 
 
 def show_short(said: Statement, folder: Path, console: Console) -> None:
-    """What a run promises, on one screen."""
+    """What a run guarantees, on one screen."""
     from dpscaffold.report.ending import outside_names, privacy_line
 
     console.print(f"privacy  {privacy_line(said)}", highlight=False)
@@ -311,9 +338,9 @@ def show_short(said: Statement, folder: Path, console: Console) -> None:
 #: The rows of the short table, by the key of a statement.
 ADVERSARIES = {
     "server": "the server",
-    "third_party": "who sees only the model",
+    "third_party": "anyone who sees only the model",
     "participant": "a site that took part",
-    "ledger": "who knows who took part",
+    "ledger": "anyone who knows who took part",
 }
 
 

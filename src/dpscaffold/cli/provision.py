@@ -10,13 +10,17 @@ import typer
 
 
 def provision_command(
-    federation: Annotated[Path, typer.Argument(help="federation.toml: address and sites")],
-    out: Annotated[Path, typer.Option(help="a new folder for keys and invitations")],
+    federation: Annotated[
+        Path, typer.Argument(help="The file federation.toml, with address and sites.")
+    ],
+    out: Annotated[Path, typer.Option(help="New folder for keys and invitations.")],
     with_keys: Annotated[
         bool,
-        typer.Option("--with-keys", help="make the sites' keys too: for demos and tests only"),
+        typer.Option("--with-keys", help="Make the sites' keys too. For demos and tests only."),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print what was written as JSON")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print what was written as JSON.")
+    ] = False,
 ) -> None:
     """Make the keys and certificates of a federation, and one invitation per site."""
     from dpscaffold.deployment.transports.flower import require

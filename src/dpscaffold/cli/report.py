@@ -1,4 +1,4 @@
-"""``dpscaffold report``: one page about runs, for people who were not there."""
+"""``dpscaffold report``: a one-page report to share."""
 
 from __future__ import annotations
 
@@ -10,24 +10,32 @@ import typer
 
 
 def report_command(
-    runs: Annotated[list[Path], typer.Argument(help="run folders; several stand side by side")],
+    runs: Annotated[
+        list[Path], typer.Argument(help="Run folders. Several are compared side by side.")
+    ],
     out: Annotated[
-        Path | None, typer.Option(help="file to write; default: report.html, or MODEL_CARD.md")
+        Path | None,
+        typer.Option(help="File to write. Default: report.html, or MODEL_CARD.md with --markdown."),
     ] = None,
     markdown: Annotated[
-        bool, typer.Option("--markdown", help="write Markdown instead: the model card")
+        bool, typer.Option("--markdown", help="Write a model card in Markdown instead of HTML.")
     ] = False,
     with_metrics: Annotated[
         bool,
         typer.Option(
             "--with-metrics",
-            help="add metrics of private records to the page of a run that keeps a promise, marked "
-            "as outside ε",
+            help="Also show metrics of private records for a run with secret noise, marked as "
+            "outside ε.",
         ),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print what was written as JSON")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print what was written as JSON.")
+    ] = False,
 ) -> None:
-    """Write one self-contained page: what was learnt, how well, and what is promised to whom."""
+    """Write a one-page HTML report: metrics, curves and the privacy statement.
+
+    Example: dpscaffold report runs/clinics --out report.html
+    """
     from dpscaffold.atomic import write_text
     from dpscaffold.errors import BadInput
     from dpscaffold.report.card import as_markdown

@@ -26,43 +26,43 @@ def reproduce_command(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="an experiment (see --list), or all", autocompletion=complete_experiment
+            help="Name of an experiment (see --list), or all.", autocompletion=complete_experiment
         ),
     ] = None,
     list_: Annotated[
-        bool, typer.Option("--list", help="list the experiments and their size")
+        bool, typer.Option("--list", help="List the experiments and their sizes.")
     ] = False,
     estimate: Annotated[
         bool,
         typer.Option(
-            "--estimate", help="with --list: time a few rounds of each, for the time here"
+            "--estimate", help="With --list: estimate the time on this machine from a few rounds."
         ),
     ] = False,
     seeds: Annotated[
-        int | None, typer.Option(help="runs of each setting [default: the paper's 3]")
+        int | None, typer.Option(help="Number of seeds. Default: 3, as in the paper.")
     ] = None,
     scale: Annotated[
-        float, typer.Option(help="a smaller version: share of users and rounds")
+        float, typer.Option(help="Run a smaller version with this share of the users and rounds.")
     ] = 1.0,
     device: Annotated[
-        str | None, typer.Option(help="cpu (by default), cuda, cuda:N or auto")
+        str | None, typer.Option(help="Device: cpu (default), cuda, cuda:N or auto.")
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
-            help="folder of the results, one folder inside per experiment [default: reproduction]"
+            help="Folder for the results, with one subfolder per experiment. Default: reproduction."
         ),
     ] = None,
     row: Annotated[
-        list[str] | None, typer.Option(help="only this row of the figure or table")
+        list[str] | None, typer.Option(help="Only this row of the figure or table.")
     ] = None,
-    folds: Annotated[bool, typer.Option(help="run the cross-validation for the tables too")] = True,
-    only_runs: Annotated[
-        bool, typer.Option("--only-runs", help="write runs.jsonl and nothing else")
-    ] = False,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="no progress")] = False,
+    folds: Annotated[
+        bool, typer.Option(help="Also run the cross-validation of the tables.")
+    ] = True,
+    only_runs: Annotated[bool, typer.Option("--only-runs", help="Write only runs.jsonl.")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Show no progress.")] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="print the list, or what was written, as JSON")
+        bool, typer.Option("--json", help="Print the list, or what was written, as JSON.")
     ] = False,
 ) -> None:
     """Reproduce a figure or table of the paper; finished runs are not run again."""

@@ -14,25 +14,27 @@ app = typer.Typer(
     name="server", no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False
 )
 Folder = Annotated[
-    Path, typer.Option("--server", help="the server's folder of dpscaffold provision")
+    Path, typer.Option("--server", help="The server's folder, written by 'dpscaffold provision'.")
 ]
 
 
 @app.callback()
 def server() -> None:
-    """Serve a federation of sites: start the SuperLink, run plans, keep the roster."""
+    """Run the server of a deployed federation."""
 
 
 @app.command()
 def start(
     folder: Folder = Path("federation/server"),
-    public: Annotated[str, typer.Option(help="where sites connect")] = "0.0.0.0:8443",
-    inner: Annotated[str, typer.Option(help="where server run connects")] = "127.0.0.1:8444",
+    public: Annotated[str, typer.Option(help="Address that sites connect to.")] = "0.0.0.0:8443",
+    inner: Annotated[
+        str, typer.Option(help="Address that 'server run' connects to.")
+    ] = "127.0.0.1:8444",
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="plain text, on loopback alone: for tests")
+        bool, typer.Option("--insecure", help="Use no TLS. For tests, on loopback only.")
     ] = False,
 ) -> None:
-    """Start Flower's SuperLink behind a gate that shows sites' paths alone."""
+    """Start Flower's SuperLink, behind a gate that exposes only what sites need."""
     from dpscaffold.deployment.transports import flower
 
     flower.require()
@@ -89,23 +91,29 @@ def _ready(listeners: Any, folder: Path, insecure: bool) -> None:
 
 @app.command()
 def run(
-    config: Annotated[Path, typer.Argument(help="the plan: [schema] [task] … [deploy]")],
-    out: Annotated[Path, typer.Option(help="run folder")],
+    config: Annotated[
+        Path, typer.Argument(help="Plan to offer (TOML): [schema], [task], … [deploy].")
+    ],
+    out: Annotated[Path, typer.Option(help="Run folder to write.")],
     folder: Folder = Path("federation/server"),
-    resume: Annotated[bool, typer.Option("--resume", help="go on with the run in --out")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
     without: Annotated[
-        list[str] | None, typer.Option(help="leave this site of the roster out")
+        list[str] | None, typer.Option(help="Train without this site. Can be repeated.")
     ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", help="override, e.g. plan.rounds=100", autocompletion=complete_served
+            "--set",
+            help="Override a key, for example plan.rounds=100. Can be repeated.",
+            autocompletion=complete_served,
         ),
     ] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="plain text, on loopback")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print the summary as JSON")] = False,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Use no TLS. For tests, on loopback only.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
-    """Offer a plan to the sites, train with those who accept, write a run folder."""
+    """Offer a plan to the sites, train with them and write a run folder."""
     from dpscaffold.deployment.transports import flower
 
     flower.require()
@@ -124,7 +132,7 @@ def run(
 
 @app.command()
 def admit(
-    files: Annotated[list[Path], typer.Argument(help="NAME.site files that sites sent back")],
+    files: Annotated[list[Path], typer.Argument(help="The NAME.site files that sites sent back.")],
     folder: Folder = Path("federation/server"),
 ) -> None:
     """Admit sites to the roster."""
@@ -139,10 +147,10 @@ def admit(
 
 @app.command()
 def remove(
-    name: Annotated[str, typer.Argument(help="the site's name")],
+    name: Annotated[str, typer.Argument(help="Name of the site.")],
     folder: Folder = Path("federation/server"),
 ) -> None:
-    """Take a site off the roster; restart the SuperLink to shut its connection too."""
+    """Remove a site from the roster. Restart the SuperLink to close its connection."""
     from dpscaffold.deployment.transports import flower
 
     flower.require()
@@ -154,10 +162,10 @@ def remove(
 
 @app.command()
 def status(
-    run_folder: Annotated[Path, typer.Argument(help="the run's folder")],
-    as_json: Annotated[bool, typer.Option("--json", help="for monitoring")] = False,
+    run_folder: Annotated[Path, typer.Argument(help="Run folder.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> None:
-    """Where a run stands: round, seconds, bytes, and each site's last word."""
+    """Show the progress of a run: round, time, traffic and the state of each site."""
     from dpscaffold.errors import BadInput
 
     path = run_folder / "status.json"

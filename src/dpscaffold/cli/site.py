@@ -13,18 +13,22 @@ from dpscaffold.errors import BadInput
 app = typer.Typer(
     name="site", no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False
 )
-File = Annotated[Path, typer.Argument(help="site.toml")]
+File = Annotated[Path, typer.Argument(help="The file site.toml.")]
 
 
 @app.callback()
 def site() -> None:
-    """Take part in a federation: this site's file says what it is willing to do."""
+    """Take part in a deployed federation as a site."""
 
 
 @app.command()
 def init(
-    invitation: Annotated[Path, typer.Argument(help="NAME.invitation of the federation")],
-    out: Annotated[Path | None, typer.Option(help="a new folder; default: the site's name")] = None,
+    invitation: Annotated[
+        Path, typer.Argument(help="The NAME.invitation file from the federation.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="New folder to write. Default: the site's name.")
+    ] = None,
 ) -> None:
     """Make this site's keys and its site.toml, and print what to send back."""
     from dpscaffold.deployment.transports import flower
@@ -44,13 +48,13 @@ def init(
 @app.command()
 def check(
     file: File = Path("site.toml"),
-    offer: Annotated[
-        Path | None, typer.Option(help="a plan to check; no ledger is changed")
-    ] = None,
-    offline: Annotated[bool, typer.Option("--offline", help="do not connect")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="for monitoring")] = False,
+    offer: Annotated[Path | None, typer.Option(help="Plan to check. No ledger is changed.")] = None,
+    offline: Annotated[
+        bool, typer.Option("--offline", help="Do not connect to the server.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> None:
-    """Check file, keys, data, certificate, connection and clock, and what a plan would get."""
+    """Check file, keys, data, connection and clock, and whether a plan would be accepted."""
     from dpscaffold.deployment.transports import flower
 
     flower.require()
@@ -70,7 +74,9 @@ def check(
 @app.command()
 def start(
     file: File = Path("site.toml"),
-    insecure: Annotated[bool, typer.Option("--insecure", help="plain text, on loopback")] = False,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Use no TLS. For tests, on loopback only.")
+    ] = False,
 ) -> None:
     """Connect to the server and answer its messages until SIGTERM."""
     from dpscaffold.deployment.transports import flower
@@ -84,9 +90,9 @@ def start(
 @app.command()
 def ledger(
     file: File = Path("site.toml"),
-    as_json: Annotated[bool, typer.Option("--json", help="for machines")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> None:
-    """What was granted and spent, per run and in total, by the bound cap."""
+    """Show the ε granted and spent, per run and in total."""
     from dpscaffold.deployment.transports import flower
 
     flower.require()
@@ -99,9 +105,9 @@ def ledger(
 @app.command()
 def recover(
     file: File = Path("site.toml"),
-    yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
 ) -> None:
-    """After ledger-behind: book what cannot be accounted for as spent, and go on."""
+    """After ledger-behind: record unaccounted budget as spent, then continue."""
     from dpscaffold.deployment.transports import flower
 
     flower.require()
@@ -114,7 +120,7 @@ def recover(
 
 
 def _ask(question: str) -> None:
-    """Go on only after a yes."""
+    """Continue only after a yes."""
     try:
         agreed = typer.confirm(question)
     except typer.Abort:  # no terminal, or its end
@@ -128,9 +134,9 @@ def _ask(question: str) -> None:
 @app.command()
 def status(
     file: File = Path("site.toml"),
-    as_json: Annotated[bool, typer.Option("--json", help="for monitoring")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> None:
-    """Whether the site's process runs, and what it last did."""
+    """Show whether the site's process runs, and what it did last."""
     from dpscaffold.deployment.transports import flower
 
     flower.require()
@@ -148,9 +154,11 @@ def status(
 @app.command()
 def evaluate(
     file: File = Path("site.toml"),
-    run: Annotated[str | None, typer.Option(help="the run's id; default: the latest")] = None,
+    run: Annotated[
+        str | None, typer.Option(help="Identifier of the run. Default: the latest.")
+    ] = None,
 ) -> None:
-    """The final model's accuracy and loss on this site's own records; it stays here."""
+    """Evaluate the final model on this site's records; nothing is sent."""
     from dpscaffold.deployment.transports import flower
 
     flower.require()

@@ -22,12 +22,18 @@ if TYPE_CHECKING:
 
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", help="override, e.g. plan.rounds=100", autocompletion=complete_setting),
+    typer.Option(
+        "--set",
+        help="Override a key, for example plan.rounds=100. Can be repeated.",
+        autocompletion=complete_setting,
+    ),
 ]
 UnsetOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--unset", help="leave a key or a table out, e.g. privacy", autocompletion=complete_unset
+        "--unset",
+        help="Remove a key or a table, for example privacy. Can be repeated.",
+        autocompletion=complete_unset,
     ),
 ]
 
@@ -45,66 +51,76 @@ def train_command(
     config: Annotated[
         Path | None,
         typer.Argument(
-            help="TOML configuration, or with --resume a run folder; without one the demo is "
-            "trained"
+            help="Configuration file (TOML), or with --resume a run folder. Default: the demo."
         ),
     ] = None,
     set_: SetOption = None,
     unset: UnsetOption = None,
-    out: Annotated[Path | None, typer.Option(help="run folder; default: runs/NAME")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Run folder to write. Default: runs/NAME.")
+    ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="go on with the run in the folder, or in --out")
+        bool, typer.Option("--resume", help="Continue the run in the given folder, or in --out.")
     ] = False,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:N or auto")] = "cpu",
+    device: Annotated[str, typer.Option(help="Device: cpu, cuda, cuda:N or auto.")] = "cpu",
     engine: Annotated[
-        str | None, typer.Option(help="simulator (fast, default) or loop (the readable oracle)")
+        str | None,
+        typer.Option(
+            help="Engine: simulator (fast, default) or loop (slow reference implementation)."
+        ),
     ] = None,
     release: Annotated[
         bool,
         typer.Option(
             "--release",
-            help="for a model that is handed out: secret noise, a draw that nobody chose, nothing "
-            "left unprotected",
+            help="Train a model to publish: noise and sampling from OS randomness, and nothing "
+            "unprotected.",
         ),
     ] = False,
     allow: Annotated[
         list[str] | None,
         typer.Option(
-            "--allow", help="overrule --release: unprotected-preprocessing or median-clip"
+            "--allow",
+            help="Exception from --release: unprotected-preprocessing or median-clip. Can be "
+            "repeated.",
         ),
     ] = None,
     data_key: Annotated[
         Path | None,
         typer.Option(
             "--data-key",
-            help="file with a key, made if missing: `privacy RUN RUN` compares the records of runs "
-            "with the same key",
+            help="Key file, created if missing. 'privacy RUN RUN' can then tell whether runs "
+            "have the same records.",
         ),
     ] = None,
     stop_on: Annotated[
         Path | None,
         typer.Option(
             "--stop-on",
-            help="public rows (.csv, .parquet) by which to stop early; ε stays that of all rounds",
+            help="Public rows (.csv or .parquet) for early stopping. ε stays that of all "
+            "planned rounds.",
         ),
     ] = None,
     track: Annotated[
-        str | None, typer.Option(help="follow the run in tensorboard or mlflow (extra [track])")
+        str | None, typer.Option(help="Log metrics to tensorboard or mlflow (extra [track]).")
     ] = None,
     seeds: Annotated[
         int | None,
         typer.Option(
-            help="simulate with this many seeds, in OUT/seed-0, OUT/seed-1, …, and report the mean "
-            "and the standard deviation"
+            help="Simulate with this many seeds, in OUT/seed-0, OUT/seed-1, …, and report mean "
+            "and standard deviation."
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print the summary as JSON")] = False,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="print errors only")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print errors only.")] = False,
     verbose: Annotated[
-        bool, typer.Option("-v", "--verbose", help="say what was read and what will be run")
+        bool, typer.Option("-v", "--verbose", help="Print what was read and what will be run.")
     ] = False,
 ) -> None:
-    """Train a model and write a run folder."""
+    """Train a model and write a run folder.
+
+    Example: dpscaffold train clinics.toml --set plan.rounds=50
+    """
     from dpscaffold.cli.compare import show
     from dpscaffold.training.events import silence
     from dpscaffold.training.from_config import run_seeds, run_settings

@@ -21,20 +21,26 @@ if TYPE_CHECKING:
 
 
 def tune_command(
-    config: Annotated[Path, typer.Argument(help="TOML configuration with a [tune] table")],
+    config: Annotated[Path, typer.Argument(help="Configuration file (TOML) with a [tune] table.")],
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", help="override, e.g. tune.folds=3", autocompletion=complete_setting),
+        typer.Option(
+            "--set",
+            help="Override a key, for example tune.folds=3. Can be repeated.",
+            autocompletion=complete_setting,
+        ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="folder of the result; default: tuning/NAME")
+        Path | None, typer.Option(help="Folder for the result. Default: tuning/NAME.")
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:N or auto")] = "cpu",
-    as_json: Annotated[bool, typer.Option("--json", help="print the scores as JSON")] = False,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="no progress")] = False,
+    device: Annotated[str, typer.Option(help="Device: cpu, cuda, cuda:N or auto.")] = "cpu",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the scores as JSON.")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Show no progress.")] = False,
 ) -> None:
-    """Tune by cross-validation within each user's training records, or with an honest ε
-    (tune.private = true); write the best configuration."""
+    """Choose hyperparameters by cross-validation within each user's training records.
+
+    This reads private records outside ε, unless with tune.private or [tune.public].
+    """
     from rich.console import Console
 
     from dpscaffold.engines.machine import pick_device, stop_signals

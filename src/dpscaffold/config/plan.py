@@ -43,13 +43,13 @@ class PlanSettings(ConfigTable):
     """The number of rounds that only set control variates (scaffold-warm); by default round(4/l).
     Value: an integer, 0 or more. Example: ``5``"""
     averaging: Literal["none", "uniform", "tail"] = Plan.averaging
-    """The model that is given out: the last one, the mean of all, or the mean of the last rounds
+    """The output model: the last one, the mean of all, or the mean of the last rounds
     ('tail'). Averaging costs no privacy. Example: ``"tail"``"""
     tail: float = Plan.tail
     """The share of rounds that 'tail' averages. Value: a number above 0 and at most 1. Example:
     ``0.25``"""
     evaluate_every: int = Plan.evaluate_every
-    """The number of rounds between two evaluations. The last round is always evaluated. Value: a
+    """The number of rounds between two evaluations. The last round is always evaluated. Value: an
     integer, 1 or more. Example: ``5``"""
     checkpoint_every: int = Plan.checkpoint_every
     """The number of rounds between two checkpoints. Value: an integer, 1 or more. Example:
@@ -67,8 +67,8 @@ class PlanSettings(ConfigTable):
     by the square root of the round number. Example: ``"cosine"``"""
     steps_by_user: tuple[int, ...] | None = None
     """The number of local steps of each user, in the users' order, if they differ. The largest must
-    be plan.local_steps, which is used for accounting (algorithm fednova). Value: a list of whole
-    numbers, 1 or more. Example: ``[50, 20, 10]``"""
+    be plan.local_steps, which is used for accounting (algorithm fednova). Value: a list of
+    integers, 1 or more. Example: ``[50, 20, 10]``"""
     _built: Plan = PrivateAttr()
 
     @model_validator(mode="after")

@@ -37,11 +37,11 @@ class PrivacySettings(ConfigTable):
     view: View = "server"
     """The adversary that epsilon and target_epsilon refer to. Example: ``"third-party"``"""
     colluders: int | None = None
-    """The number of participants that pool what they know (view 'participant'). Value: a whole
-    number, 1 or more. Example: ``2``"""
+    """The number of participants that pool what they know (view 'participant'). Value: an
+    integer, 1 or more. Example: ``2``"""
     sampling: Sampling = "fixed"
-    """Batches of a fixed size (neighbours replace one record), or Poisson batches (neighbours add
-    or remove one record). Example: ``"poisson"``"""
+    """Batches of a fixed size (ε is for replacing one record), or Poisson batches (ε is for
+    removing the content of one record). Example: ``"poisson"``"""
     unit: Unit = "record"
     """What is protected: one record, or all records of one user. Example: ``"user"``"""
     secret: bool = False

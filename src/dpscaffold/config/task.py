@@ -57,7 +57,7 @@ class TaskSettings(ConfigTable):
     """The shape of a record that the module expects, if it is not a flat row. Example: ``[1, 28,
     28]``"""
     optimum: bool = False
-    """Whether to solve for the central optimum first and report the gap to it (convex tasks).
+    """Whether to solve for the central optimum first and report the distance to it (convex tasks).
     Example: ``true``"""
     _folder: Path | None = PrivateAttr(default=None)
     class_weights: tuple[float, ...] | dict[str, float] | None = None

@@ -405,15 +405,15 @@ class TabularFile(Pooled):
     """NA strings: texts that mean a missing value, in addition to an empty cell. Give a list for
     every column, or a table of lists by column ('*' for all others). Surrounding blanks are
     ignored, and in a column of numbers '-9' also matches -9.0. The model keeps the list, so new
-    rows are read in the same way. Value: a list of texts, or a table by column of such lists.
+    rows are read in the same way. Value: a list of strings, or a table by column of such lists.
     Example: ``{ weight = ["-9", "?"], "*" = ["?"] }``"""
     values: Annotated[
         dict[str, dict[str, tuple[str, ...]]] | None, BeforeValidator(checked_spellings)
     ] = None
     """Other spellings of labels and categories: a table by column that gives each value its other
     spellings. Surrounding blanks are ignored. The model keeps them, so new rows are read in the
-    same way. Value: a table by column of tables of lists of texts. Example: ``{ readmitted = { yes
-    = ["Yes", "ys", "ja"] } }``"""
+    same way. Value: a table by column of tables of lists of strings. Example: ``{ readmitted = {
+    yes = ["Yes", "ys", "ja"] } }``"""
     unseen: Literal["refuse", "zero"] = "refuse"
     """How a category is treated that is not among the given ones (or, in new rows, not in the
     training data): 'refuse' (predict leaves such rows without a prediction), or 'zero', which is
@@ -436,7 +436,7 @@ class TabularFile(Pooled):
     dates: dict[str, Forms] = Field(default_factory=dict)
     """Date columns, each with its format (strptime codes). They are read as days since 1970-01-01.
     Give a list of formats if files differ: the first that fits is used, and two that read the same
-    text as different days are refused. Value: a table by column of texts, or of lists of texts.
+    text as different days are refused. Value: a table by column of strings, or of lists of strings.
     Example: ``{ admitted = ["%d.%m.%Y", "%Y-%m-%d"] }``"""
     ranges: Annotated[dict[str, tuple[float, float]], BeforeValidator(_ranges)] = Field(
         default_factory=dict
@@ -444,7 +444,7 @@ class TabularFile(Pooled):
     """Public ranges of number and date columns. Each column is mapped to -1 to 1, and a value
     outside is clipped to the nearer end. Unlike 'standardise', this reads nothing from the records,
     so a release accepts it. Value: a table by column of [low, high]: two numbers, or two days as
-    texts. Example: ``{ age = [0, 110], admitted = ["2020-01-01", "2029-12-31"] }``"""
+    strings. Example: ``{ age = [0, 110], admitted = ["2020-01-01", "2029-12-31"] }``"""
 
     @model_validator(mode="before")
     @classmethod

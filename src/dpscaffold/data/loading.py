@@ -239,10 +239,15 @@ def _dialect(settings: Csv) -> Dialect:
 def prepare(
     settings: Any, folder: str | Path, overwrite: bool = False, notify: Notify | None = None
 ) -> Path:
-    """Store the federation that settings describe in a folder, to be loaded (or mapped) at once
-    later.
+    """Store the federation of a ``[data]`` table in a folder, from which it loads quickly.
 
     Tables are streamed from file to file and may exceed memory; so may a stored federation.
+
+    Args:
+        settings: The ``[data]`` table, as a dict or parsed.
+        folder: The folder to write.
+        overwrite: Replace a prepared federation that already exists.
+        notify: Called with what a reader had to decide.
     """
     settings = parse_data(settings) if isinstance(settings, dict) else settings
     if settings.declared_sizes is not None:
@@ -274,7 +279,15 @@ def preprocess_to(
     seed: int = 0,
     overwrite: bool = False,
 ) -> Path:
-    """Preprocess a federation into a folder, block by block, without loading it."""
+    """Preprocess a federation into a folder, block by block, without loading it.
+
+    Args:
+        federation: The federation.
+        steps: The steps in order, such as ``["standardise", "unit-norm"]``.
+        folder: The folder to write.
+        seed: The seed of the noise of private steps.
+        overwrite: Replace a prepared federation that already exists.
+    """
     fitted = fit(federation.train.features, steps, seed)
     steps = federation.preparation + fitted
     with FederationWriter(folder, federation.target, federation.title, steps, overwrite) as writer:

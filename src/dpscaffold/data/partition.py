@@ -41,10 +41,13 @@ def equal_sizes(available: int, users: int, records: int | None = None) -> np.nd
 
 
 def uneven_sizes(total: int, users: int, weights: np.ndarray, minimum: int = 2) -> np.ndarray:
-    """``total`` records shared in proportion to positive ``weights``, at least ``minimum`` each,
-    exactly.
+    """Sizes in proportion to weights, which add up to ``total``.
 
-    What is left after the minimum is shared by largest remainders.
+    Args:
+        total: The number of records.
+        users: The number of users.
+        weights: A positive weight for each user.
+        minimum: The smallest size. What is left after it is shared by largest remainders.
 
     >>> uneven_sizes(10, 3, np.array([1.0, 1.0, 2.0])).tolist()
     [3, 3, 4]
@@ -68,8 +71,15 @@ def uneven_sizes(total: int, users: int, weights: np.ndarray, minimum: int = 2) 
 def lognormal_sizes(
     total: int, users: int, spread: float, seed: int = 0, minimum: int = 2
 ) -> np.ndarray:
-    """Sizes in proportion to exp(spread · N(0, 1)); ``spread`` = 0 is as equal as integers
-    allow."""
+    """Log-normal sizes, in proportion to exp(spread · N(0, 1)).
+
+    Args:
+        total: The number of records.
+        users: The number of users.
+        spread: The standard deviation of the logarithm; 0 is as equal as integers allow.
+        seed: The seed of the draw.
+        minimum: The smallest size.
+    """
     if not (np.isfinite(spread) and spread >= 0):
         raise BadInput(
             "out-of-range", f"size_spread is {spread}; it must be a finite number, at least 0"
@@ -81,8 +91,15 @@ def lognormal_sizes(
 def quantity_sizes(
     total: int, users: int, alpha: float, seed: int = 0, minimum: int = 2
 ) -> np.ndarray:
-    """Quantity skew: sizes in proportion to a Dirichlet(α, …, α) draw; the smaller α, the more
-    uneven."""
+    """Quantity skew: sizes in proportion to a draw from Dirichlet(α, …, α).
+
+    Args:
+        total: The number of records.
+        users: The number of users.
+        alpha: α; the smaller, the more uneven.
+        seed: The seed of the draw.
+        minimum: The smallest size.
+    """
     _require_positive("alpha", alpha)
     weights = stream(seed, "sizes").gamma(alpha, size=users) + 1e-12
     return uneven_sizes(total, users, weights, minimum)
@@ -108,6 +125,12 @@ def similarity(
     [[0], [1], [2], [3]]
     >>> len(set(np.concatenate(similarity(labels, [20, 30], 50)).tolist()))
     50
+
+    Args:
+        labels: The label of each row, (N,).
+        sizes: The number of rows of each user.
+        percent: γ, from 0 (sorted by label) to 100 (i.i.d.).
+        seed: The seed of the partition.
 
     Reference: Hsu, Qi and Brown, "Measuring the effects of non-identical data distribution", 2019;
     the allocation is that of the DP-SCAFFOLD paper, section Experiments.
@@ -140,6 +163,12 @@ def shards(
     >>> labels = np.repeat(np.arange(10), 20)
     >>> max(len(set(labels[rows].tolist())) for rows in shards(labels, [20] * 10, per_user=2)) <= 4
     True
+
+    Args:
+        labels: The label of each row, (N,).
+        sizes: The number of rows of each user.
+        per_user: The number of shards of each user.
+        seed: The seed of the partition.
 
     Reference: McMahan et al., "Communication-efficient learning of deep networks", 2017, section 3.
     """
@@ -182,6 +211,12 @@ def dirichlet(
     >>> labels = np.repeat(np.arange(5), 40)
     >>> [len(rows) for rows in dirichlet(labels, [40] * 5, alpha=0.1)]
     [40, 40, 40, 40, 40]
+
+    Args:
+        labels: The label of each row, (N,).
+        sizes: The number of rows of each user.
+        alpha: α; the smaller, the fewer labels per user.
+        seed: The seed of the partition.
 
     Reference: Hsu, Qi and Brown, "Measuring the effects of non-identical data distribution", 2019.
     """
@@ -230,9 +265,13 @@ def natural(
 ) -> tuple[Parts, np.ndarray]:
     """Rows by the user they came with: the parts, and the numbers of the users that were kept.
 
-    ``users`` is (N,), the number of each record's user out of ``count``. Users with fewer than
-    ``minimum`` records are left out; ``keep`` of the others are drawn (all when None), and each
-    keeps at most ``most`` of its records, drawn at random.
+    Args:
+        users: The number of each record's user, (N,).
+        count: The number of users.
+        keep: How many users are drawn; None keeps all.
+        minimum: Users with fewer records are left out.
+        most: The largest number of records of a user, drawn at random; None keeps all.
+        seed: The seed of the draws.
 
     >>> natural(np.array([0, 1, 0, 2, 1, 0]), 3, keep=None, minimum=2, most=2)[1].tolist()
     [0, 1]

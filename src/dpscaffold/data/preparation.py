@@ -53,16 +53,20 @@ def preprocess(
     seed: int = 0,
     release: bool = False,
 ) -> Federation:
-    """The federation after the steps, in memory.
+    """The federation after preprocessing steps, in memory.
+
+    Args:
+        federation: The federation.
+        steps: The steps in order, such as ``["standardise", "unit-norm"]``.
+        seed: The seed of the noise of private steps.
+        release: Allow noise of the operating system (``entropy = "system"``). The result must then
+            be stored and used from there on: each new draw is a further release of the same
+            records.
 
     >>> x, y = torch.tensor([[3.0, 4.0], [0.0, 2.0]]), torch.tensor([0, 1])
     >>> small = preprocess(Federation.from_arrays([(x, y)], [(x, y)]), ["unit-norm"])
     >>> small.test.features.norm(dim=1).tolist(), small.preprocessing
     ([1.0, 1.0], ('Rows were scaled to unit norm, record by record (no fit).',))
-
-    Noise of the operating system (``entropy = "system"``) is refused unless ``release`` says that
-    the result is stored and used from there on: each new draw is a further release of the same
-    records.
     """
     steps = parse_steps(steps)
     if not release:

@@ -167,8 +167,14 @@ class FederationWriter:
     def append_table(
         self, part: str, rows: Iterable[np.ndarray], labels: torch.Tensor, sizes: torch.Tensor
     ) -> None:
-        """Write a whole train or test table from blocks of (validated) feature rows, and labels as
-        a federation holds them."""
+        """Write a complete train or test table.
+
+        Args:
+            part: ``"train"`` or ``"test"``.
+            rows: Blocks of feature rows.
+            labels: The labels of all rows, as a federation stores them.
+            sizes: The number of rows of each user.
+        """
         table, start = self.tables[part], 0
         for block in rows:
             if not np.isfinite(block).all():

@@ -31,8 +31,13 @@ MOST_CLASSES = 10_000
 
 @dataclass(frozen=True)
 class Target:
-    """What is predicted: one of some ``classes``, by name and in order, a number, or several
-    ``labels`` (then ``classes`` are their names), each of which holds or does not.
+    """What is predicted: a class, a number, or several labels that each hold or do not.
+
+    Args:
+        kind: ``"class"``, ``"number"`` or ``"labels"``.
+        classes: The names of the classes in order, or of the labels.
+        low: The smallest value of a number, known without looking at the records.
+        high: The largest value of a number.
 
     Labels are class numbers from 0, int64; numbers, float32; or sets of labels, int64, whose bit j
     says whether label j holds (:mod:`~dpscaffold.federation.labels`).

@@ -105,11 +105,16 @@ class Federation:
     ) -> Federation:
         """Build and validate a federation from one (features, labels) pair per user.
 
-        ``classes`` are how many there are or their names. ``Target("number", low=0, high=60)``
-        predicts a number in this range; ``target="number"`` uses labels as the numbers they are,
-        which should be near 1: clipping cuts the gradients of larger ones. With
-        ``target="labels"`` each is a row of L zeros and ones, (n, L), and ``classes`` are the
-        names of the labels.
+        Args:
+            train: The training records of each user: features (n, d) and labels (n,), or (n, L) of
+                0 and 1 for several labels.
+            test: The test records, likewise.
+            classes: The number of classes, or their names; of several labels, their names.
+            names: The users' names.
+            title: One line for tables and figures.
+            target: ``"class"``, ``"number"`` or ``"labels"``. ``Target("number", low=0, high=60)``
+                predicts a number in a public range. ``"number"`` uses numbers as they are: they
+                should be near 1, because clipping cuts the gradients of larger ones.
         """
         kind = kind_of(target)
         classes = (target.classes or classes) if isinstance(target, Target) else classes

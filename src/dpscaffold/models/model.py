@@ -32,11 +32,20 @@ Raw = Tensor | np.ndarray | Mapping[str, Any] | Sequence[Any] | str | Path
 
 @dataclass(frozen=True)
 class Model(TrainedParameters):
-    """Parameters (P,) of a task, the preparation of its features, and what its scores represent.
+    """A trained model, with the preparation of its features and its privacy statement.
 
-    Raw rows are what the data were before preparation: a table (N, columns) in the order of
-    ``columns``, columns by name (a data frame, an Arrow table), a list of mappings, one a row, or
-    the path of a CSV or Parquet file. ``privacy`` is the statement of the run that made it.
+    Raw rows are the data before preparation: a table (N, columns) in the order of ``columns``,
+    columns by name (a data frame, an Arrow table), a list of mappings (one per row), or the path of
+    a CSV or Parquet file.
+
+    Args:
+        task: The model and its loss.
+        params: The parameters, (P,).
+        preparation: The steps that turn raw rows into features.
+        target: What is predicted.
+        schema: What a row looks like.
+        privacy: The statement of the run that trained it.
+        origin: Where the model comes from.
 
     >>> from dpscaffold import Logistic, synthetic
     >>> federation = synthetic(users=3, records=20, dimension=4, classes=3)
@@ -54,7 +63,15 @@ class Model(TrainedParameters):
         privacy: Statement | None = None,
         origin: Origin | None = None,
     ) -> Model:
-        """The model of a federation that these parameters make of a task."""
+        """A model for the rows of a federation.
+
+        Args:
+            federation: The data, whose preparation and target are used.
+            task: The model and its loss.
+            params: The parameters, (P,).
+            privacy: The statement of the run that trained it.
+            origin: Where the model comes from.
+        """
         parts = (task, params, federation.preparation, federation.target, federation.schema)
         return cls(*parts, privacy, origin or Origin(data=federation.title))
 

@@ -12,6 +12,20 @@ from dpscaffold.paper.planned import PlannedCell, compared, planner_parts
 from dpscaffold.paper.results import CaseResult, Place, Results, average, last
 from dpscaffold.paper.text import TUNING, Provenance, markdown, percent, rate
 
+HOW_TO_READ = (
+    "Each entry is the test accuracy of the averaged model, and in brackets that of the last "
+    "iterates of the same runs (mean over the last 10 % of rounds). Models are averaged over the "
+    "last half of the rounds, or over the share that *tail* names. σ_g and η₀ are listed in the "
+    "order of the algorithms. *planned* is the averaged model with the η₀ that public surrogates "
+    "choose."
+)
+SEARCH = (
+    "η₀ was chosen for each entry **with the test data in view**, along a ladder of values that is "
+    "climbed until the best is inside († if the ladder ended first). Up to ε = 1, except on "
+    "FEMNIST, other values of C, K and *tail* were tried as well, for all algorithms alike (how: "
+    "`docs/paper-tuning.md`)."
+)
+
 
 def frontier_parts(results: Results, made: Provenance) -> list[str]:
     """Accuracy by ε for every row, or what planning costs where that is what was made."""
@@ -19,18 +33,7 @@ def frontier_parts(results: Results, made: Provenance) -> list[str]:
         return planner_parts(results, made.planned)
     planned = {one.place: one for one in compared(results, made.planned)}
     parts = ["## Test accuracy (%) of the averaged model by ε towards the server"]
-    parts.append(
-        "The model averaged over the last half of the rounds, or another share where *tail* names "
-        "it, and in brackets the last iterates of the same runs (mean of the last 10 % of rounds). "
-        "η₀ was chosen for each entry by the averaged model **with the test data in view**, among "
-        "those of the definition and, while the best lay at an end, the next of its ladder († "
-        "where the ladder ended first); up to ε = 1, in all rows but FEMNIST, then between the "
-        "best and its neighbours, on MNIST with K = 1 in place of 10, with other clips C, with "
-        "other shares of the rounds averaged (said in brackets where that was better), and at the "
-        "best choices of the other algorithms, alike for every algorithm, but that DP-FedSGD keeps "
-        "its one pass. σ_g and η₀ are listed in order of algorithms, and so is *planned*, where it "
-        "was made: the averaged model with the η₀ that public surrogates choose. " + TUNING
-    )
+    parts += [HOW_TO_READ, f"{SEARCH} {TUNING}"]
     for row in results.rows:
         columns = results.columns(row)
         lines = results.lines(row)
@@ -78,7 +81,7 @@ def _tried(results: Results, row: str) -> list[str]:
             every = set().union(*map(tried.__getitem__, searched))
             shown = [dial(results.shown(place)[0]) for place in searched]
             sentences.append(f"{name} {_ends(every, shown)}")
-    return [f"Searched besides η₀: {'; '.join(sentences)}."] if sentences else []
+    return [f"Also searched: {'; '.join(sentences)}."] if sentences else []
 
 
 def _ends(tried: Collection[float], best: Sequence[float]) -> str:

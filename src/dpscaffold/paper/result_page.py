@@ -38,7 +38,7 @@ def write_result(results: Results, folder: Path, made: Provenance) -> str:
     ):
         if count:
             parts.append(
-                f"**{count} {what} are not finished yet**; the same command goes on with them."
+                f"**{count} {what} are not finished yet**; the same command continues with them."
             )
     parts += _PARTS[experiment.kind](results, made)
     parts += _privacy(results)
@@ -83,7 +83,7 @@ def _curves(results: Results, made: Provenance) -> list[str]:
         "test accuracy (%)",
         "average (%)",
         "best (%)",
-        "log₁₀ gap",
+        "log₁₀ excess loss",
     ]
     header.append("dissimilarity")
     rows = [_end(results, place) for place in results.places]
@@ -190,9 +190,9 @@ def _privacy(results: Results) -> list[str]:
     """ε by view and bound of every distinct private plan."""
     if results.experiment.kind == "frontier":
         text = (
-            f"ε is the target towards the server (all uploads and the participants of each round) "
-            f"{_DELTA}, by random participation (PLD), for participants and batches drawn at "
-            f"random and the neighbours that each line names; the noise was solved for it."
+            f"ε is against the server (who sees all uploads and who took part) {_DELTA}, by random "
+            f"participation (PLD), for participants and batches drawn at random and the neighbours "
+            f"that each line names. The noise was solved for it."
         )
         return ["## Privacy", text + _outside(results)]
     seen = _epsilons_by_plan(results)
@@ -204,15 +204,15 @@ def _privacy(results: Results) -> list[str]:
         for plan, found in seen.items()
     ]
     note = (
-        f"ε {_DELTA}, one record of one user replaced by another, for participants and batches of "
-        f"fixed size drawn at random. The server's holds against everyone who sees every upload; "
-        f"the column *as published* is the paper's number, for comparison only: it is not a "
-        f"theorem for every loss."
+        f"ε {_DELTA}, for replacing one record of one user by another, with participants and "
+        f"batches of fixed size drawn at random. The columns *server* hold against everyone who "
+        f"sees every upload. The column *as published* is the paper's number, for comparison only: "
+        f"it does not hold for every loss."
     )
     if any(run.case.engine == "loop-same-noise" for run in results.runs):
         note += (
-            " Users who all add the **same noise have no guarantee at all** towards the server: "
-            "the difference of two uploads holds no noise."
+            "\n\nUsers who all add the **same noise have no guarantee** against the server: the "
+            "difference of two uploads contains no noise."
         )
     return [
         "## Privacy: ε by view and bound",
@@ -237,7 +237,7 @@ def _outside(results: Results) -> str:
     if not found:
         return ""
     return (
-        f" **Outside every ε here**: the preprocessing ({', '.join(found)}) was fitted to all "
+        f"\n\n**Outside every ε here**: the preprocessing ({', '.join(found)}) was fitted to all "
         f"training records without protection, as the paper does."
     )
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from dpscaffold.paper.results import Place, SeedSummary, Value, average, last
 
 TUNING = (
-    "Choosing hyperparameters by looking at private records stands outside every privacy "
-    "guarantee, here as in the paper."
+    "Choosing hyperparameters on private records is outside every privacy guarantee, here as in "
+    "the paper."
 )
 
 

@@ -73,7 +73,16 @@ class Facts:
         similarity: float | None = None,
         row_norm: float | None = 1.0,
     ) -> Facts:
-        """From the number of users, and of records: one number for all users, or a list."""
+        """Facts from the number of users and their records.
+
+        Args:
+            users: M, the number of users.
+            records: The training records of a user: one number for all users, or a list.
+            features: The number of features after preparation.
+            classes: The number of classes; 0 if a number is predicted.
+            similarity: γ in per cent, how alike users are; None if it is unknown.
+            row_norm: The largest norm of a row; None if there is no bound.
+        """
         most("facts.users", whole("facts.users", users, 1), MOST_USERS)
         sizes = (records,) * users if isinstance(records, int) else tuple(records)
         if len(sizes) != users:

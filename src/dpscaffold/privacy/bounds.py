@@ -245,13 +245,18 @@ def bound_named(name: str) -> Bound:
 
 
 def bound_for(run: Mechanism, view: str, repeats: Sequence[int] = (), colluders: int = 1) -> Bound:
-    """The bound that is quoted, and calibrated by: the tightest proved one against that adversary.
+    """The tightest proved bound against an adversary: the one that is quoted and calibrated by.
 
-    ``view`` is ``"server"``, ``"third_party"``, ``"participant"`` (``colluders`` of them together)
-    or ``"paper_third_party"``. Plans and runs ask here, with the same description, so that nothing
-    is calibrated by a bound that the run does not state. The choice does not depend on the noise:
-    where they apply, user sampling is never above the aggregate (log(1 + (e^ε − 1)/l) ≥ ε), nor the
-    aggregate above random participation (the sum holds at least a user's own noise).
+    Plans and runs both use this function, so that nothing is calibrated by a bound that the run
+    does not state. The choice does not depend on the noise: where they apply, user sampling is
+    never above the aggregate (log(1 + (e^ε − 1)/l) ≥ ε), nor the aggregate above random
+    participation (the sum contains at least a user's own noise).
+
+    Args:
+        run: The run.
+        view: ``"server"``, ``"third_party"``, ``"participant"`` or ``"paper_third_party"``.
+        repeats: How often rounds were run again with fresh noise.
+        colluders: The number of participants who share what they know.
 
     >>> from dpscaffold.privacy import describe
     >>> run = describe(rounds=9, local_steps=1, users=8, cohort_size=4, records=50, batch_sizes=5,

@@ -25,12 +25,15 @@ PRECISION = 1e-3
 
 @dataclass(frozen=True)
 class AttackGoal:
-    """The most that any test may achieve against one record, or a ``group`` of them.
+    """The most that any membership test may achieve.
 
-    - ``advantage``: the best TPR − FPR; at even odds the best test is right 1/2 + A/2 of the time;
-    - ``tpr``: the true-positive rate at ``at_fpr`` false positives;
-    - ``mu``: approximate Gaussian privacy over [δ, 1 − δ], for one record;
-    - ``epsilon``: ε at the run's δ.
+    Args:
+        kind: ``"advantage"`` (the best TPR − FPR; at even odds the best test is right 1/2 + A/2 of
+            the time), ``"tpr"`` (the true-positive rate at ``at_fpr``), ``"mu"`` (approximate
+            Gaussian privacy over [δ, 1 − δ], for one record) or ``"epsilon"`` (at the run's δ).
+        target: The largest value that is allowed.
+        at_fpr: The false-positive rate of ``"tpr"``.
+        group: The number of records of one person that change together.
 
     >>> AttackGoal("tpr", 0.02, at_fpr=0.01)
     AttackGoal(kind='tpr', target=0.02, at_fpr=0.01, group=1)
@@ -84,7 +87,14 @@ class AttackGoal:
         costs: Sequence[Cost] = (),
         rounds: int | None = None,
     ) -> float:
-        """What the best test achieves against this run."""
+        """What the best test achieves against a run.
+
+        Args:
+            run: The run.
+            bound: The bound by which it is computed.
+            costs: Further mechanisms that read the same records.
+            rounds: The number of rounds; by default all that are planned.
+        """
         return self.reached(TradeOff.of(losses(bound, run, rounds, costs)), run.delta)
 
     def __str__(self) -> str:

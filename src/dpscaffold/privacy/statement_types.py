@@ -228,7 +228,7 @@ class JournalHead(JsonRecord):
 
 @dataclass(frozen=True, eq=False)
 class TruePositives(JsonRecord):
-    """At ``false_positives`` false alarms, a test finds at most ``rate`` of those it looks for."""
+    """The largest true-positive rate of any test at a false-positive rate."""
 
     false_positives: float
     rate: float
@@ -278,16 +278,17 @@ class HumanTerms(JsonRecord):
     def sentence(self) -> str:
         """What to tell a person, every figure rounded up."""
         found = " and ".join(
-            f"{percent(t.rate)} at {t.false_positives * 100:g} % false alarms"
+            f"{percent(t.rate)} at a {t.false_positives * 100:g} % false-positive rate"
             for t in self.true_positives
         )
         what = "user's whole dataset" if self.protects == "user" else "record"
+        used = "datasets" if self.protects == "user" else "records"
         replaced = "(replace-one)" in self.neighbours
         return (
             f"Even if all but the noise is known, the best test of whether one {what} was used"
             f"{', or another in its place,' if replaced else ''} is right at most "
-            f"{percent(self.accuracy)} of the time, where a coin is right 50 %; of those it looks "
-            f"for it finds at most {found}."
+            f"{percent(self.accuracy)} of the time, where guessing is right 50 %. "
+            f"It detects at most {found} of the {used} used."
         )
 
 

@@ -104,7 +104,7 @@ def privacy_line(said: Statement) -> str:
         text += f"; {round_up(other)} for replacing it"
     third = said.third_party.epsilon
     if third is not None and round_up(third) != shown:
-        text += f"; {round_up(third)} against who sees only the model"
+        text += f"; {round_up(third)} against anyone who sees only the model"
     if said.simulated:
         return f"a simulation, as its seed is stored; with secret noise {text}"
     return text

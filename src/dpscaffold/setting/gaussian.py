@@ -156,8 +156,9 @@ class Gaussian:
             algorithm: None where it is not known, which counts as the worse (users have a memory).
             rounds: T, all that are planned.
             local_steps: K.
-            sizes: R_i of every user; ``batch_sizes`` are their b_i.
+            sizes: R_i of every user.
             cohort_size: m.
+            batch_sizes: b_i of every user.
             weighting: How uploads are weighted in the mean.
             declared: Whether R_i are constants that were declared without looking at the data.
             delta: δ, or None for the default.

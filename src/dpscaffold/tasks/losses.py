@@ -26,15 +26,15 @@ OfScores = Callable[[Tensor, Tensor], Tensor]
 class Loss:
     """A per-record loss of scores z and a target t, and its derivative.
 
-    - ``values``: scores (N, outputs) and targets (N,) → losses (N,).
-    - ``errors``: δ = ∂loss/∂z, from scores (U, outputs, B), which it may overwrite, and targets
-      (U, B) → (U, outputs, B).
-    - ``convex``: in the scores, so that a linear model has one optimum.
-    - ``kind``: the targets that fit, classes (int64), numbers (float32) or sets of labels (int64).
-    - ``weights``: what a record of each class counts (:func:`weighted`); none: all alike.
-    - ``scores``: how many scores of a record it reads; None for one a class or label.
-
-    The name tells losses apart: runs, caches and checkpoints know a loss by it.
+    Args:
+        name: A unique name: runs, caches and checkpoints identify a loss by it.
+        values: Scores (N, outputs) and targets (N,) → losses (N,).
+        errors: δ = ∂loss/∂z, from scores (U, outputs, B), which it may overwrite, and targets
+            (U, B) → (U, outputs, B).
+        convex: Whether it is convex in the scores, so that a linear model has one optimum.
+        kind: The targets that fit: classes (int64), numbers (float32) or sets of labels (int64).
+        scores: The number of scores per record; None for one per class or label.
+        weights: The weight of a record of each class (:func:`weighted`); empty: all equal.
 
     >>> LOSSES["squared"].values(torch.tensor([[3.0]]), torch.tensor([1.0])).tolist()
     [2.0]
@@ -233,8 +233,8 @@ class WeightedErrors:
 def weighted(loss: Loss, weights: Sequence[float]) -> Loss:
     """A loss of classes in which a record counts w_t, the weight of its class t.
 
-    The weights are constants chosen without looking at the records (weights read off the labels
-    would tell about them); clipping comes after them, so the guarantee is the same.
+    The weights are constants chosen without looking at the records: weights computed from the
+    labels would reveal something about them. Clipping comes after them, so the guarantee is the same.
 
     >>> weighted(LOSSES["softmax"], [1, 3]).name
     'softmax@1.0,3.0'

@@ -24,11 +24,21 @@ from dpscaffold.training.verdict import Verdict, cause, verdict
 
 @dataclass(frozen=True)
 class Result:
-    """What a run gives back.
+    """The result of a run.
 
-    ``history`` has one row per evaluated round (the rows of ``metrics.jsonl``), ``params`` is the
-    output x^T or x̄, ``ended`` is ``"completed"``, ``"interrupted"`` or ``"budget"``, and
-    ``privacy`` the statement that is also written to ``privacy.json``.
+    Args:
+        setting: The plan, the mechanism and the algorithm.
+        federation: The data.
+        history: One row of metrics per evaluated round (the rows of ``metrics.jsonl``).
+        params: The parameters of the model, (P,): x^T or the average x̄.
+        rounds: The number of rounds that were run.
+        ended: ``"completed"``, ``"interrupted"`` or ``"budget"``.
+        privacy: The privacy statement, as in ``privacy.json``.
+        optimum: The central optimum, if it was asked for.
+        folder: The run folder, if one was written.
+        seconds: The time of training.
+        message: Why the run ended early.
+        origin: Where the model comes from, for its model card.
     """
 
     setting: Setting

@@ -1,4 +1,4 @@
-"""Tuning with an honest ε: a random number of random candidates, trained and scored privately.
+"""Tuning with a valid ε: a random number of random candidates, trained and scored privately.
 
 J is drawn first, then J candidates with replacement from the grid, each equally likely. Every trial
 trains with noise and participants of its own, drawn from the operating system, and is scored: on

@@ -21,7 +21,7 @@ DEFAULT_RATES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 class TuneSettings(ConfigTable):
     """``[tune]``: the grid (dotted keys with lists of values), the folds, and what is compared.
 
-    ``private`` asks for an honest ε (:mod:`dpscaffold.tuning.private_tuning`).
+    ``private`` asks for a valid ε (:mod:`dpscaffold.tuning.private_tuning`).
     """
 
     grid: dict[str, tuple[Any, ...]] = Field(
@@ -45,7 +45,7 @@ class TuneSettings(ConfigTable):
     """The metric to compare; by default the main metric of the target (accuracy for classes).
     Example: ``"log_loss"``"""
     private: bool = False
-    """Whether to tune with an honest ε: a random number of random candidates, each trained
+    """Whether to tune with a valid ε: a random number of random candidates, each trained
     privately. Example: ``true``"""
     stopping: Literal["negative-binomial", "poisson"] = "negative-binomial"
     """The distribution of the number of private trials. Example: ``"poisson"``"""

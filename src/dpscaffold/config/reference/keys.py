@@ -40,7 +40,7 @@ class Key:
     def table(self) -> str:
         """The table of the key.
 
-        >>> Key("plan.rounds", "", "a whole number", 100, "T.", 400).table
+        >>> Key("plan.rounds", "", "an integer", 100, "T.", 400).table
         'plan'
         """
         return self.name.partition(".")[0]
@@ -190,20 +190,20 @@ def _plain(value: Any) -> Any:
 
 
 _NAMES = {
-    int: "a whole number",
+    int: "an integer",
     float: "a number",
     bool: "true or false",
-    str: "a text",
+    str: "a string",
     Path: "a path",
 }
-_PLURALS = {"a whole number": "whole numbers", "a number": "numbers", "a text": "texts"}
+_PLURALS = {"an integer": "integers", "a number": "numbers", "a string": "strings"}
 
 
 def kind_of(annotation: Any) -> str:
     """A type in words.
 
     >>> kind_of(int | None), kind_of(tuple[str, ...])
-    ('a whole number', 'a list of texts')
+    ('an integer', 'a list of strings')
     """
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if annotation in _NAMES:

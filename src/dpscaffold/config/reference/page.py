@@ -13,15 +13,15 @@ TITLES = {
     "data": "`[data]`: where the records come from",
     "step": "Steps of `data.preprocess`",
     "task": "`[task]`: what is learnt",
-    "algorithm": "`[algorithm]`: how",
-    "plan": "`[plan]`: what the parties agree on",
-    "privacy": "`[privacy]`: what is hidden, and how well",
+    "algorithm": "`[algorithm]`: the federated algorithm",
+    "plan": "`[plan]`: rounds, steps and sampling",
+    "privacy": "`[privacy]`: clipping, noise and budget",
     "facts": "`[facts]`: what is public about the data (`dpscaffold plan`)",
     "stopping": "`[stopping]`: end a run early by public rows (`dpscaffold train`)",
     "tune": "`[tune]`: which values are tried (`dpscaffold tune`)",
     "schema": "`[schema]`: what a row looks like at every site (`dpscaffold server run`)",
     "prepare": "Steps of `schema.prepare`",
-    "deploy": "`[deploy]`: where the sites are reached, and how long they are waited for",
+    "deploy": "`[deploy]`: address and deadlines of a deployed run",
     "evaluate": "`[evaluate]`: public test records at the server",
     "federation": "`federation.toml`: who is invited (`dpscaffold provision`)",
     "site": "`site.toml`: a site, its data and its policy (`dpscaffold site`)",
@@ -32,21 +32,23 @@ SOURCED = ("data", "evaluate", "site")
 
 HEAD = """# Configuration
 
-Every key of every table, generated from the code by `python -m dpscaffold.config.reference`.
-`dpscaffold config explain plan.rounds` says the same on the command line, and
-`dpscaffold config show FILE.toml` shows a configuration, a server's plan, a `federation.toml` or a
-`site.toml` with all defaults. In a run any key can be set with `--set table.key=value` and left out
-with `--unset table.key`.
+This page lists every key of every configuration file. On the command line,
+`dpscaffold config explain plan.rounds` explains a key, and `dpscaffold config show FILE.toml` shows
+a file with all defaults. `--set table.key=value` overrides a key for one run, and
+`--unset table.key` removes it.
 
-A configuration (`train`, `plan`, `tune`, `audit`, …) has `[data]`, `[task]`, `[algorithm]`,
-`[plan]` and `[privacy]`, and may have `[facts]`, `[stopping]` or `[tune]`. A server's plan
-(`server run`, `site check --offer`) has `[schema]`, `[deploy]` and perhaps `[evaluate]` in place of
-`[data]`.
-`federation.toml` (`provision`) has keys and no tables, `site.toml` (`site`) keys of its own,
-`[data]` and `[policy]`.
+| file | used by | tables |
+| --- | --- | --- |
+| configuration | `train`, `plan`, `tune`, `audit`, … | `[data]`, `[task]`, `[algorithm]`, \
+`[plan]`, `[privacy]`; optional: `[facts]`, `[stopping]`, `[tune]` |
+| a server's plan | `server run`, `site check --offer` | `[schema]`, `[task]`, `[algorithm]`, \
+`[plan]`, `[privacy]`, `[deploy]`; optional: `[evaluate]` |
+| `federation.toml` | `provision` | only keys |
+| `site.toml` | `site` | keys, `[data]` and `[policy]` |
 
-Two whole examples with every key explained: `examples/annotated.toml` for a run,
-`examples/annotated-server.toml` for a server's plan.
+Complete examples with every key: `examples/annotated.toml` (a configuration) and
+`examples/annotated-server.toml` (a server's plan). The page is generated from the code by
+`python -m dpscaffold.config.reference`.
 """
 
 

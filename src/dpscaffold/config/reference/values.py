@@ -8,9 +8,9 @@ from typing import Any
 import tomli_w
 
 #: What represents a key that must be given.
-NEEDED = "must be given"
+NEEDED = "required"
 #: What represents a key that may be left out and has no value then.
-OMITTED = "left out"
+OMITTED = "not set"
 
 
 def toml(value: Any) -> str:

@@ -36,11 +36,20 @@ def from_users(
 ) -> Federation:
     """A federation from one (features, labels) pair per user.
 
-    Each user's records are split into train and test. Features of any shape (n, …) are flattened to
-    (n, d). Arrays are NumPy or torch. Labels are class numbers or names, or with
-    ``Target("number", low=0, high=60)`` numbers to predict within a public range
-    (``target="number"``: numbers as they are, which should be near 1). With ``target="labels"``
-    they are (n, L) of 0 and 1, and ``classes`` the names of the L labels.
+    Each user's records are split into train and test.
+
+    Args:
+        users: NumPy or torch arrays of each user, by name or as a list. Features of any shape
+            (n, …) are flattened to (n, d). Labels (n,) are class numbers, class names or numbers; or
+            (n, L) of 0 and 1 for several labels.
+        test_ratio: The share of each user's records that is kept for testing.
+        seed: The seed of the split.
+        classes: The number of classes, or their names; of several labels, their names.
+        preprocess: Preprocessing steps, such as ``["standardise", "unit-norm"]``.
+        title: One line for tables and figures.
+        target: ``"class"``, ``"number"`` or ``"labels"``. ``Target("number", low=0, high=60)``
+            predicts a number in a public range. ``"number"`` uses numbers as they are: they
+            should be near 1, because clipping cuts the gradients of larger ones.
 
     >>> rng = np.random.default_rng(0)
     >>> sites = ("north", "south")
@@ -100,10 +109,16 @@ def from_pooled(
     title: str = "your arrays",
     target: Kind | Target = "class",
 ) -> Pool:
-    """A pool from one table, to be partitioned by a partition or by its ``users`` (one name a
-    record).
+    """A pool of records from one table, to be partitioned among users.
 
-    ``classes`` are how many there are, or their names in order.
+    Args:
+        features: NumPy or torch array (n, …), flattened to (n, d).
+        labels: Class numbers, class names or numbers (n,); or (n, L) of 0 and 1.
+        users: The user of each record, if it is known.
+        classes: The number of classes, or their names in order.
+        title: One line for tables and figures.
+        target: ``"class"``, ``"number"``, ``"labels"`` or a ``Target``, as for
+            :func:`from_users`.
 
     >>> from_pooled(np.eye(2), np.array(["well", "ill"])).target.classes
     ('ill', 'well')
@@ -263,10 +278,20 @@ def from_huggingface(
     title: str | None = None,
     target: Kind | Target = "class",
 ) -> Pool:
-    """A pool from a ``datasets.Dataset``: number, vector or image columns side by side, flattened.
+    """A pool of records from a Hugging Face ``datasets.Dataset``.
 
-    Images come as bytes and are brought to [0, 1]; other columns stay as they are. The library
-    itself is not imported: whatever has ``column_names`` and gives columns by name will do.
+    Columns of numbers, vectors and images are flattened and concatenated; images are scaled to
+    [0, 1]. The library itself is not imported: any object with ``column_names`` that gives columns
+    by name is accepted.
+
+    Args:
+        dataset: The dataset.
+        label: The column to predict.
+        features: The columns to learn from; by default all other columns.
+        user: The column with the user of each record.
+        title: One line for tables and figures.
+        target: ``"class"``, ``"number"``, ``"labels"`` or a ``Target``, as for
+            :func:`from_users`.
     """
     names = _column_names(dataset, (label, *features, *([user] if user else [])))
     chosen = tuple(features) or tuple(name for name in names if name not in (label, user))

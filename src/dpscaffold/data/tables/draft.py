@@ -46,8 +46,8 @@ def dealt(records: int) -> dict[str, int]:
 def standardised(norm: float) -> list[str]:
     """The preparation of a table whose numbers have no public range."""
     return [
-        "# Mean and deviation are read off the training records, outside epsilon; the docs",
-        '# say how to fit them inside ("Preprocessing and privacy"). Long rows are scaled down.',
+        "# Mean and deviation are computed from the training records, outside epsilon; the docs",
+        '# say how to protect them ("Preprocessing and privacy"). Long rows are scaled down.',
         f'preprocess = ["standardise", "clip-norm:{norm:g}"]',
     ]
 
@@ -79,12 +79,12 @@ def run_lines(
         'averaging = "tail"  # average the last rounds: free, and better under noise',
         "",
         "[privacy]",
-        "# Towards the server, over a draw of participants that nobody chose: without plan.seed",
-        "# the operating system chooses it. The seed is kept in the run folder (seed.json).",
+        "# Against the server. Participants are drawn by a seed of the operating system, unless",
+        "# plan.seed is given. The seed is kept in the run folder (seed.json).",
         *_epsilon(epsilon, sum(sizes.values())),
         'sampling = "poisson"',
         f"clip = {clip_bound(target, norm, labels)}",
-        "secret = true  # noise from the operating system: a seed would let it be taken off again",
+        "secret = true  # noise from the operating system: with a seed it could be subtracted",
     ]
 
 
@@ -144,14 +144,14 @@ def _epsilon(epsilon: float, records: int) -> list[str]:
         replaced = f"about {round_up(gaussian_epsilon(noise / 2, delta))}"
     return [
         f"# epsilon is for removing a record's content, and {replaced} for replacing one record",
-        '# by another. (sampling = "fixed" keeps it for that, with twice the noise.)',
-        f"epsilon = {epsilon:g}  # the noise is solved from it",
+        '# by another. (With sampling = "fixed" it is for that, with twice the noise.)',
+        f"epsilon = {epsilon:g}  # the noise is computed from it",
     ]
 
 
 OUTSIDE = (
-    "Looking at private data to write a configuration is outside epsilon: no guarantee covers what "
-    "these guesses, or your corrections, tell about the records."
+    "This draft was made by looking at private data. "
+    "Epsilon does not cover what the draft or your edits reveal."
 )
 HEAD = f"""# Drafted by dpscaffold init. Check every line: these are guesses.
 # {OUTSIDE}
@@ -171,7 +171,7 @@ def draft(found: Look, epsilon: float, release: bool = False) -> str:
     lines = [
         HEAD,
         *([BLANKS] if release else []),
-        f"# {found.rows} rows were looked at, drawn from all.",
+        f"# Based on {found.rows} rows, drawn from all.",
         "[data]",
         _DRAFTED,
         f'source = "{found.kind}"',
@@ -179,10 +179,10 @@ def draft(found: Look, epsilon: float, release: bool = False) -> str:
         *_dialect(found),
         *_label(found),
         *_target(found.target, release),
-        *(f"user = {toml_text(c.name)}  # whose a record is: {c.why}" for c in found.of("user")),
+        *(f"user = {toml_text(c.name)}  # site of each record: {c.why}" for c in found.of("user")),
         *_without_users(found),
         *_features(found, release),
-        f"minimum_records = {LEAST_RECORDS}  # smaller users are left out, and named",
+        f"minimum_records = {LEAST_RECORDS}  # smaller sites are left out and listed",
         *([f'preprocess = ["clip-norm:{norm:g}"]'] if release else standardised(norm)),
         *run_lines(
             found.sizes if found.users else dealt(sum(found.sizes.values())),
@@ -234,7 +234,10 @@ def draft_arrays(path: Path, epsilon: float, release: bool = False) -> str:
         lines.append('target = "labels"  # a column of 0 and 1 for each label')
     if users is None:
         users_line = f"users = {len(dealt(len(labels)))}"
-        lines += [f"{users_line}  # the file names none: records are dealt out at random", *_SPLIT]
+        lines += [
+            f"{users_line}  # the file names none: partitioned at random",
+            *_SPLIT,
+        ]
     else:
         lines.append('partition = "natural"  # the file names the user of each record')
     read_npz(path, target)  # what train would refuse is refused before anything is written
@@ -265,14 +268,14 @@ def _dialect(found: Look) -> list[str]:
     if found.kind != "csv":
         return []
     dialect = found.dialect
-    comment = [f"comment = {toml_text(dialect.comment)}  # such lines are skipped"]
+    comment = [f"comment = {toml_text(dialect.comment)}  # lines that start with it are skipped"]
     lines = comment if dialect.comment else []
     if dialect.header != 1:
         shown = dialect.header if isinstance(dialect.header, int) else toml_text(dialect.header)
-        lines.append(f"header = {shown}  # the line of the columns' names; none above is read")
+        lines.append(f"header = {shown}  # the line with the column names; lines above are skipped")
     if AUTO in (dialect.delimiter, dialect.encoding, dialect.decimal):
         return [
-            "# The files are written differently; each is read as it is.",
+            "# The files differ; 'auto' detects each.",
             'encoding = "auto"',
             'delimiter = "auto"',
             'decimal = "auto"',
@@ -306,7 +309,7 @@ def _spellings(column: ColumnProfile) -> list[str]:
     lines = []
     if column.same:
         lines.append(
-            f"{written(column.name, column.same)}  # guessed to be one value: remove what is not"
+            f"{written(column.name, column.same)}  # guessed to be one value: remove the others"
         )
     if column.errors:
         more = {value: list(listed) for value, listed in column.same.items()}
@@ -347,7 +350,7 @@ def _without_users(found: Look) -> list[str]:
     if found.by_file or found.of("user"):
         return []
     users = len(dealt(sum(found.sizes.values())))
-    said = "no column names a site: records are dealt out at random; or user = COLUMN"
+    said = "no column names a site: records are partitioned at random; or user = COLUMN"
     return [f"users = {users}  # {said}", *_SPLIT]
 
 
@@ -360,25 +363,23 @@ def _features(found: Look, release: bool) -> list[str]:
         lines.append("]")
     coded = found.of("category")
     if coded and release:
-        lines.append("# The values of every category; another value counts as none of them.")
+        lines.append("# The values of every category; any other value counts as none of them.")
         lines += [f'categories.{toml_key(c.name)} = "{BLANK}"  # such as ["a", "b"]' for c in coded]
         lines.append('unseen = "zero"')
     elif coded:
-        lines.append("# Their values are read off the data, outside epsilon, unless you give them:")
+        lines.append("# Their values are read from the data, outside epsilon. Or list them:")
         lines.append(f"# categories = {{ {toml_text(coded[0].name)} = {_values(coded[0])} }}")
         lines.append(f"categories = [{', '.join(toml_text(c.name) for c in coded)}]")
     lines += [line for c in coded for line in _spellings(c)]
     if lacking := [c for c in found.columns if c.absent and c.role != "left out"]:
         listed = ", ".join(toml_text(c.name) for c in lacking)
-        lines.append(f"absent = [{listed}]  # some files lack them: missing values there")
+        lines.append(f"absent = [{listed}]  # some files lack them: their values are missing there")
     if dated := found.of("date"):
         pairs = ", ".join(f"{toml_text(c.name)} = {_forms(c)}" for c in dated)
         lines.append(f"dates = {{ {pairs} }}  # days since 1970")
     measured = [c for c in found.columns if c.role in ("number", "date")]
     if measured and release:
-        lines.append(
-            "# The range of every number, mapped to -1 to 1; others count as an end of it."
-        )
+        lines.append("# The range of every number, mapped to -1 to 1; values outside are clipped.")
         days, numbers = '["2020-01-01", "2029-12-31"]', "[0, 100]"
         lines += [
             f'ranges.{toml_key(c.name)} = "{BLANK}"  # such as {days if c.forms else numbers}'
@@ -406,16 +407,14 @@ def _na_values(found: Look) -> list[str]:
                 sum(column.na_values.values()),
                 "dates" if column.role == "date" else "numbers",
             )
-            said = (
-                f"{kind} but for these, in {count} of {found.rows} rows: they seem to mean missing"
-            )
+            said = f"not {kind}, in {count} of {found.rows} rows: these seem to mean missing"
             lines.append(f"{_marked(column, column.na_values)}  # {said}")
         if column.maybe:
             shown = ", ".join(f"{toml_text(text)} in {n}" for text, n in column.maybe.items())
             instead = ", instead of the line above" if column.na_values else ""
             lines += [
-                f"# {toml_text(column.name)} holds {shown} of {found.rows} rows, read as a value:",
-                f"# only you can tell. If it means missing{instead}:",
+                f"# {toml_text(column.name)} has {shown} of {found.rows} rows, read as a value:",
+                f"# you decide. If it means missing{instead}:",
                 f"# {_marked(column, {**column.na_values, **column.maybe})}",
             ]
     return lines
@@ -440,8 +439,8 @@ def _missing(found: Look, release: bool) -> list[str]:
         return [*more, f"missing = {{ {', '.join(rules)} }}  # missing values are features, or 0"]
     rules.append('"*" = "drop"')
     return [
-        "# Missing values become features of their own, which reads nothing off the records;",
-        "# records that lack anything else are left out: how many they are is outside epsilon.",
+        "# Missing values become features of their own, which reads nothing from the records.",
+        "# Records that lack anything else are left out; their number is outside epsilon.",
         f"missing = {{ {', '.join(rules)} }}",
     ]
 

@@ -262,9 +262,11 @@ def _require_sites(path: Path, site: str | None, by_file: bool, sizes: Mapping[s
         )
 
 
-def _label_column(name: str, counts: Counter[str], target: Target, told: bool) -> ColumnProfile:
+def _label_column(name: str, counts: Counter[str], target: Target, given: bool) -> ColumnProfile:
     """A label, with its values and their counts or the range that was guessed."""
-    why = "as you said" if told else "guessed: its name, or few values"
+    named = re.fullmatch(LABELS, name.lower())
+    guessed = "the name suggests it" if named else f"{len(counts)} distinct values"
+    why = "given by --label" if given else f"guessed: {guessed}"
     column = ColumnProfile(name, "label", f"{why}; {described_label(counts, target)}")
     return _with_spellings(column, counts) if target.kind == "class" else column
 
@@ -319,7 +321,7 @@ def _with_na_values(
     maybe = pointed_out(cells)
     why = column.why
     if na_values:
-        why += f", but for {_some(na_values)}: taken for missing"
+        why += f"; {_some(na_values)} read as missing"
     if maybe:
         why += f"; does {_some(maybe)} mean missing?"
     return replace(column, why=why, na_values=na_values, maybe=maybe)
@@ -462,31 +464,29 @@ def _column(
     there = [cell for cell in cells if cell is not None]
     missing = len(there) < len(cells)
     if name == site:
-        return ColumnProfile(name, "user", "as you said" if named else "its name", missing)
+        return ColumnProfile(name, "user", "given by --user" if named else "its name", missing)
     values = set(there)
     if len(values) <= 1:
-        return ColumnProfile(
-            name, "left out", "it holds a single value" if values else "it is empty"
-        )
+        return ColumnProfile(name, "left out", "it has a single value" if values else "it is empty")
     numbers = numbers_in(there)
     hinted = re.search(IDENTIFIERS, name.lower()) is not None
     unique = len(values) == len(there) and len(there) >= 20
     whole = numbers is not None and bool((numbers == np.floor(numbers)).all())
     forms = () if numbers is not None and not is_compact(there) else forms_of(there)
     if forms:
-        why = f"it holds dates of the form {' or '.join(forms)}"
+        why = f"dates in the format {' or '.join(forms)}"
         return ColumnProfile(name, "date", why, missing, forms)
     if numbers is None and (grouped := in_thousands(there)):
         why = f"numbers with a sign between thousands ('{grouped}'); write them without to use it"
         return ColumnProfile(name, "left out", why)
     if unique and (numbers is None or whole):
-        return ColumnProfile(name, "left out", "an identifier: no two records agree")
+        return ColumnProfile(name, "left out", "an identifier: no value occurs twice")
     if hinted and len(values) > len(there) // 2:
         return ColumnProfile(
-            name, "left out", "an identifier by its name, with hardly a value twice"
+            name, "left out", "an identifier by its name, with hardly any repeated value"
         )
     if numbers is not None:
-        return ColumnProfile(name, "number", "it holds numbers", missing)
+        return ColumnProfile(name, "number", "numbers", missing)
     if broken := but_for(there):
         return ColumnProfile(name, "left out", broken)
     if _is_free_text(name, values):
@@ -497,11 +497,11 @@ def _column(
         return ColumnProfile(name, "left out", why)
     if len(values) > MOST_CATEGORIES:
         return ColumnProfile(
-            name, "left out", f"a text with {len(values)} values in {len(there)} rows"
+            name, "left out", f"text with {len(values)} distinct values in {len(there)} rows"
         )
     known = tuple(sorted(values))
     column = ColumnProfile(
-        name, "category", f"a text with {len(values)} values", missing, values=known
+        name, "category", f"text with {len(values)} distinct values", missing, values=known
     )
     return _with_spellings(column, Counter(there))
 

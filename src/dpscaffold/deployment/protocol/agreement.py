@@ -87,7 +87,7 @@ class SchemaSettings(ConfigTable):
     Example: ``["age", "pressure", "sex"]``"""
     categories: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     """The values of each categorical column, known beforehand. A value that is not listed is
-    encoded as zeros. Value: a table of lists of texts. Example: ``{ sex = ["f", "m"] }``"""
+    encoded as zeros. Value: a table of lists of strings. Example: ``{ sex = ["f", "m"] }``"""
     label: str = "label"
     """The column to predict. Example: ``"ill"``"""
     class_names: tuple[str, ...] = ()
@@ -109,15 +109,15 @@ class SchemaSettings(ConfigTable):
     ] = None
     """NA strings: texts that mean a missing value, as a list for every column or a table of lists
     by column ('*' for all others). The default NA strings (NA, NaN, an empty cell) need not be
-    listed. The model keeps the list for new rows. Value: a list of texts, or a table by column of
+    listed. The model keeps the list for new rows. Value: a list of strings, or a table by column of
     such lists. Example: ``{ pressure = ["-9", "?"] }``"""
     values: Annotated[
         dict[str, dict[str, tuple[str, ...]]] | None,
         BeforeValidator(partial(checked_spellings, key="schema.values")),
     ] = None
     """Other spellings of labels and categories, for every site and for new rows: a table by column
-    that gives each value its other spellings. Value: a table by column of tables of lists of texts.
-    Example: ``{ ill = { yes = ["Yes", "ja"] } }``"""
+    that gives each value its other spellings. Value: a table by column of tables of lists of
+    strings. Example: ``{ ill = { yes = ["Yes", "ja"] } }``"""
     dates: dict[str, Forms] = Field(default_factory=dict)
     """Columns of dates with their form (strptime's codes) or a list of forms. They become days
     since 1970. Value: a table of forms by column. Example: ``{ age = "%d.%m.%Y" }``"""

@@ -26,9 +26,9 @@ class FederationFile:
         address: The address that sites connect to: the server's name or IP address, and the port.
             Value: 'host:port'. Example: ``"fl.example.org:8443"``
         sites: The sites to invite; one invitation is written for each. Value: a list of names of
-            lowercase messages, digits, '_', '.' and '-', each once. Example: ``["north", "east",
+            lowercase letters, digits, '_', '.' and '-', each once. Example: ``["north", "east",
             "south"]``
-        hosts: Further names and addresses in the server's certificate. Value: a list of texts.
+        hosts: Further names and addresses in the server's certificate. Value: a list of strings.
             Example: ``["10.0.0.5"]``
         days: The number of days for which the certificates are valid. Value: an integer from 1
             to 3650. Example: ``365``

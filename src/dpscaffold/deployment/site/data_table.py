@@ -34,7 +34,8 @@ class SiteCsv(_SiteFile):
     """The decimal separator. Value: '.' or ','. Example: ``","``"""
     na_values: NaKey = None
     """NA strings of this file: texts that mean a missing value, in addition to those of the plan's
-    schema. Value: a list of texts, or a table by column of such lists. Example: ``["-9", "?"]``"""
+    schema. Value: a list of strings, or a table by column of such lists. Example: ``["-9",
+    "?"]``"""
 
     @model_validator(mode="after")
     def _declared(self) -> SiteCsv:
@@ -56,7 +57,8 @@ class SiteParquet(_SiteFile):
     source: Literal["parquet"]
     na_values: NaKey = None
     """NA strings of this file: texts that mean a missing value, in addition to those of the plan's
-    schema. Value: a list of texts, or a table by column of such lists. Example: ``["-9", "?"]``"""
+    schema. Value: a list of strings, or a table by column of such lists. Example: ``["-9",
+    "?"]``"""
 
 
 class SiteArrays(_SiteFile):
