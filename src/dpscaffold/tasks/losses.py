@@ -234,7 +234,7 @@ def weighted(loss: Loss, weights: Sequence[float]) -> Loss:
     """A loss of classes in which a record counts w_t, the weight of its class t.
 
     The weights are constants chosen without looking at the records: weights computed from the
-    labels would reveal something about them. Clipping comes after them, so the guarantee is the same.
+    labels would reveal something about them. Clipping comes after them, so ε stays the same.
 
     >>> weighted(LOSSES["softmax"], [1, 3]).name
     'softmax@1.0,3.0'

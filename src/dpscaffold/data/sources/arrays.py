@@ -40,8 +40,8 @@ def from_users(
 
     Args:
         users: NumPy or torch arrays of each user, by name or as a list. Features of any shape
-            (n, …) are flattened to (n, d). Labels (n,) are class numbers, class names or numbers; or
-            (n, L) of 0 and 1 for several labels.
+            (n, …) are flattened to (n, d). Labels (n,) are class numbers, class names or numbers;
+            or (n, L) of 0 and 1 for several labels.
         test_ratio: The share of each user's records that is kept for testing.
         seed: The seed of the split.
         classes: The number of classes, or their names; of several labels, their names.
