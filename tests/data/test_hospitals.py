@@ -258,7 +258,7 @@ def test_thirty_hospitals_in_two_commands(folder: Path, tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
     code, out, err = typed(monkeypatch, capsys, "init", folder)
     assert code == 0, err
-    assert "outside epsilon" in out and "patient: left out (an identifier" in out
+    assert "Epsilon does not cover" in out and "patient: left out (an identifier" in out
     text = (tmp_path / "sites.toml").read_text()
     tables = tomllib.loads(text)
     data = tables["data"]

@@ -91,7 +91,7 @@ def test_what_is_said_to_programs_names_what_is_outside(tmp_path, monkeypatch, c
     (tmp_path / "t.csv").write_text("\n".join(["age,ill", *rows]))
     monkeypatch.chdir(tmp_path)
     code, out, err = typed(monkeypatch, capsys, "init", "t.csv", "--json")
-    assert code == 0 and "outside epsilon" in json.loads(out)["outside"], err
+    assert code == 0 and "Epsilon does not cover" in json.loads(out)["outside"], err
 
 
 def test_a_site_that_sent_another_kind_of_file_is_named(tmp_path, monkeypatch, capsys) -> None:
