@@ -375,7 +375,7 @@ def test_dates_of_several_forms_are_found_and_read(tmp_path, monkeypatch) -> Non
     rows = [f"{'ns'[i % 2]},{cell},{'yes' if i % 3 else 'no'}" for i, cell in enumerate(cells)]
     (tmp_path / "t.csv").write_text("\n".join(["site,admitted,ready", *rows]) + "\n")
     code, said = init(tmp_path, monkeypatch, "t.csv", "--label", "ready")
-    assert code == 0 and "dates of the form" in said and "'k. A.'" in said
+    assert code == 0 and "dates in the format" in said and "'k. A.'" in said
     keys = drafted(tmp_path)
     assert set(keys["dates"]["admitted"]) == set(forms)
     keys |= {"preprocess": [], "test_ratio": 0.2}
