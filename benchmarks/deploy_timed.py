@@ -100,36 +100,36 @@ def time_server(folder: Path) -> None:
     from dpscaffold.deployment.protocol.enrolment import SignedExchange
     from dpscaffold.deployment.protocol.messages import SignedMessage
     from dpscaffold.deployment.server import sites
-    from dpscaffold.deployment.server.run import Deployment
+    from dpscaffold.deployment.server.run import DeployedRun
     from dpscaffold.deployment.transports.flower.run import FlowerExchange, OpenRun, flower_bytes
     from dpscaffold.runs.account import PrivacyAccount
 
     clock, offices = Clock(), []
     clock.wrap(FlowerExchange, "ask", "Flower")
     clock.wrap(SignedMessage, "answers", "signatures")
-    clock.wrap(SignedExchange, "letter", "signatures")
+    clock.wrap(SignedExchange, "message", "signatures")
     clock.wrap(sites, "vector_digests", "signatures")
     clock.wrap(sites.Sites, "_apply", "aggregation")
     clock.wrap(PrivacyAccount, "admit", "ledger")
-    clock.wrap(Deployment, "_count", "ledger")
-    clock.wrap(Deployment, "_checkpoint", "checkpoint")
-    opened, after = OpenRun.__init__, Deployment._after
+    clock.wrap(DeployedRun, "_count", "ledger")
+    clock.wrap(DeployedRun, "_write", "checkpoint")
+    opened, stored = OpenRun.__init__, DeployedRun.stored
 
     def open_grid(self: Any, office: Any, members: Any) -> None:
         offices.append(office)
         opened(self, office, members)
 
-    def after_round(self: Any, done: Any, engine: Any, accounts: Any, setting: Any) -> None:
-        after(self, done, engine, accounts, setting)
-        line: dict[str, Any] = {"round": done.number, **clock.take()}
-        if done.number in (1, setting.plan.rounds):
+    def after_round(self: Any, state: Any, row: Any) -> None:
+        stored(self, state, row)
+        line: dict[str, Any] = {"round": state.round, **clock.take()}
+        if state.round in (1, self.setting.plan.rounds):
             line["flower_bytes"] = flower_bytes(offices[-1])
         note(folder / "timed.jsonl", line)
         clock.take()
 
     OpenRun.__init__ = open_grid  # type: ignore[method-assign]
-    Deployment._after = after_round  # type: ignore[method-assign]
-    clock.wrap(Deployment, "_train", "the rest")
+    DeployedRun.stored = after_round  # type: ignore[method-assign]
+    clock.wrap(DeployedRun, "train", "the rest")
 
 
 def read_timed(folder: Path) -> list[dict[str, float]]:

@@ -31,7 +31,7 @@ from dpscaffold.federation import Federation
 from dpscaffold.randomness.streams import Sampling
 from dpscaffold.setting import Setting
 from dpscaffold.tasks import Task
-from dpscaffold.training import in_progress
+from dpscaffold.training import driver
 
 #: Milliseconds of a round, or seconds of a run, that were set as goals for an H200.
 GOALS = {
@@ -228,11 +228,11 @@ def femnist_sized(report: Report, device: torch.device, rounds: int) -> None:
 def evaluated(report: Report, data: Federation, plan: Plan, device: torch.device) -> None:
     """Rounds of which every one is evaluated, next to the next round and in line."""
     times = {}
-    real = in_progress.Aside
+    real = driver.BackgroundWorker
     short = replace(plan, rounds=40, evaluate_every=1)
     for way in ("beside", "in line", "beside", "in line"):
         if way == "in line":
-            in_progress.Aside = lambda *_: real(torch.device("cpu"))  # type: ignore[assignment]
+            driver.BackgroundWorker = lambda *_: real(torch.device("cpu"))  # type: ignore[assignment]
         try:
             start = time.perf_counter()
             train(data, Logistic(40, 10), scaffold(), short, Gaussian(clip=1.5, noise=60.0),
@@ -240,7 +240,7 @@ def evaluated(report: Report, data: Federation, plan: Plan, device: torch.device
             settled(device)
             times[way] = time.perf_counter() - start
         finally:
-            in_progress.Aside = real
+            driver.BackgroundWorker = real
     report.note(
         f"40 rounds, each evaluated: {times['beside']:.2f} s beside the next round, "
         f"{times['in line']:.2f} s in line"

@@ -35,7 +35,7 @@ REASONS = {
         "deployment.site.ledger runs.journal runs.ledger"
     ),
     "a checkpoint: tensors by name, restored by the object that wrote them": (
-        "deployment.server.sites engines.memories"
+        "deployment.server.sites engines.memories runs.checkpoint"
     ),
     "the description that identifies a run; it is hashed and compared, and no key is read": (
         "setting.identity"

@@ -271,7 +271,7 @@ def test_a_stopped_run_resumes_to_the_uninterrupted_end(config, whole, tmp_path,
     if sent != signal.SIGKILL:
         assert "--resume" in out
     run = RunFolder(tmp_path / "run")
-    stored, released = run.load_checkpoint()["state"]["round"], read_ledger(run.path).rounds
+    stored, released = run.load_checkpoint().state.round, read_ledger(run.path).rounds
     assert stored <= released and (sent == signal.SIGKILL or stored == released)
     resumed = dpscaffold("train", config, "--out", "run", "--resume", *LONG, folder=tmp_path)
     assert resumed.returncode == 0, resumed.stderr

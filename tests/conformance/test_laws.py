@@ -208,7 +208,7 @@ def test_a_state_survives_a_checkpoint(algorithm, engine):
     saved = copy.deepcopy((made.states[0].to_dict(), made.engine.memories.to_dict()))
     made.drive()
     resumed = ENGINES[engine](run)
-    resumed.states[0] = State.from_dict(saved[0], resumed.engine.device)
+    resumed.states[0] = State.from_dict(saved[0]).to(resumed.engine.device)
     resumed.engine.memories.restore(saved[1])
     assert_identical(resumed.drive().reached, made.reached)
     assert_identical(resumed.reached, final(engine, run))

@@ -16,7 +16,7 @@ from dpscaffold.cli import app
 from dpscaffold.deployment.protocol.agreement import read_offer
 from dpscaffold.deployment.protocol.exchange import Crash, Delivery, ExchangeStopped
 from dpscaffold.deployment.server.agreed import ABSENT, evaluation_on
-from dpscaffold.deployment.server.run import Deployment
+from dpscaffold.deployment.server.run import DeployedRun, Deployment
 from dpscaffold.deployment.server.sites import Patience
 from dpscaffold.errors import BadInput
 from dpscaffold.models.loading import load_model
@@ -112,14 +112,14 @@ def test_a_killed_server_resumes_to_the_same_end(tmp_path, kill):
 def test_a_server_killed_before_its_checkpoint_counts_the_round_once(tmp_path, monkeypatch):
     """The round is asked again and the sites repeat their stored answers: one release."""
     world = World(tmp_path / "sites", "scaffold", privacy=SECRET, rounds=4, user_ratio=1.0)
-    real = Deployment._checkpoint
+    real = DeployedRun.checkpoint
 
-    def die(self, state, engine, accounts):
+    def die(self, state):
         if state.round == 3:
             raise Killed
-        real(self, state, engine, accounts)
+        return real(self, state)
 
-    monkeypatch.setattr(Deployment, "_checkpoint", die)
+    monkeypatch.setattr(DeployedRun, "checkpoint", die)
     with pytest.raises(Killed):
         deployment(world, tmp_path / "run").run(world.names, False)
     monkeypatch.undo()

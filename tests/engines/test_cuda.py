@@ -13,7 +13,7 @@ from dpscaffold.engines.machine import BackgroundWorker
 from dpscaffold.engines.participation import participate
 from dpscaffold.engines.rounds import plain_draws, rounds
 from dpscaffold.setting import Setting
-from dpscaffold.training import in_progress
+from dpscaffold.training import driver
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -142,7 +142,7 @@ def test_judging_beside_the_rounds_changes_nothing(task, monkeypatch, tmp_path):
 
     beside = run("beside")
     monkeypatch.setattr(
-        in_progress, "BackgroundWorker", lambda *_: BackgroundWorker(torch.device("cpu"))
+        driver, "BackgroundWorker", lambda *_: BackgroundWorker(torch.device("cpu"))
     )
     in_line = run("in-line")
     assert torch.equal(beside.params, in_line.params) and beside.history == in_line.history

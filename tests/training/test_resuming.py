@@ -35,7 +35,7 @@ from dpscaffold.data.storage import save
 from dpscaffold.federation import tables as federation_module
 from dpscaffold.privacy import Ledger, PrivacyError
 from dpscaffold.report.runs import read_run
-from dpscaffold.runs.folder import CHECKPOINT_FORMAT
+from dpscaffold.runs.checkpoint import CHECKPOINT_FORMAT
 from dpscaffold.runs.journal import START, digest
 from dpscaffold.runs.ledger import LedgerSummary, read_account
 from dpscaffold.setting.identity import describe_algorithm

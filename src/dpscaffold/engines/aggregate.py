@@ -24,6 +24,11 @@ def mean_weights(setting: Setting, draw: Draw) -> np.ndarray:
     return weights
 
 
+def weighted_sum(weights: Tensor, moves: Tensor) -> Tensor:
+    """Σ w_i Δy_i of weights (m,) and moves (m, P), or of every run of a stack, (S, m, P)."""
+    return weights @ moves
+
+
 class Aggregate:
     """A round's mean upload in the making, part by part as uploads come in."""
 
@@ -40,7 +45,7 @@ class Aggregate:
         """The uploads of some users, (U, P)."""
         self.algorithm.check_upload(uploads)
         weights = placed(torch.tensor([self.weights[user] for user in users]), self.mean.device)
-        self.mean += weights @ uploads.params
+        self.mean += weighted_sum(weights, uploads.params)
         for name, value in uploads.totals.items():
             self.totals[name] = self.totals.get(name, torch.zeros_like(value[0])) + value.sum(0)
         self.arrived += users

@@ -1,8 +1,8 @@
 """The loop over rounds: draw → admit → announce → gather → update.
 
-Training drives it with one run, experiments with a stack of them, on whichever engine. Only
-:mod:`~dpscaffold.engines.fast.lockstep` has a loop of its own: a GPU replays a whole round as one
-recorded graph there, and tests compare it with this one.
+:mod:`~dpscaffold.training.driver` takes the rounds of one run with it, experiments those of a
+stack of runs, on whichever engine. Only :mod:`~dpscaffold.engines.fast.lockstep` counts rounds
+itself: there a GPU replays a whole round as one recorded graph. Tests compare it with this loop.
 """
 
 from __future__ import annotations

@@ -15,6 +15,11 @@ from dpscaffold.engines.memories import Memories
 from dpscaffold.setting import Setting
 
 
+def running_average(average: Tensor, x: Tensor, count: Tensor | int) -> Tensor:
+    """The average of ``count`` iterates, of which x is the last and ``average`` has the others."""
+    return average + (x - average) / count
+
+
 @dataclass(frozen=True)
 class State:
     """A server between two rounds: x and its slots, and the running average of the iterates."""
@@ -49,7 +54,7 @@ class State:
         if not setting.plan.averages(moved.round, setting.warm_rounds):
             return moved
         count = self.averaged + 1
-        average = self.average + (server.params - self.average) / count
+        average = running_average(self.average, server.params, count)
         return replace(moved, averaged=count, average=average)
 
     def under(self, setting: Setting) -> State:
@@ -62,22 +67,23 @@ class State:
             return replace(self, average=torch.zeros_like(self.average), averaged=0)
         return self
 
+    def to(self, device: torch.device) -> State:
+        """The same state on a device."""
+        slots = {name: value.to(device) for name, value in self.server.slots.items()}
+        server = Server(self.params.to(device), slots)
+        return replace(self, server=server, average=self.average.to(device))
+
     def to_dict(self) -> dict[str, Any]:
         """For a checkpoint."""
-        return {
-            "round": self.round,
-            "params": self.params.cpu(),
-            "slots": {name: value.cpu() for name, value in self.server.slots.items()},
-            "average": self.average.cpu(),
-            "averaged": self.averaged,
-        }
+        slots = dict(self.server.slots)
+        numbers = {"round": self.round, "averaged": self.averaged}
+        return {**numbers, "params": self.params, "slots": slots, "average": self.average}
 
     @classmethod
-    def from_dict(cls, saved: dict[str, Any], device: torch.device) -> State:
+    def from_dict(cls, saved: Mapping[str, Any]) -> State:
         """From a checkpoint."""
-        slots = {name: value.to(device) for name, value in saved["slots"].items()}
-        server = Server(saved["params"].to(device), slots)
-        return cls(saved["round"], server, saved["average"].to(device), saved["averaged"])
+        server = Server(saved["params"], dict(saved["slots"]))
+        return cls(saved["round"], server, saved["average"], saved["averaged"])
 
 
 @dataclass(frozen=True)

@@ -7,15 +7,18 @@ versions.json        the software and device that made it
 run.json             the identity of its data and its engine: what a configuration does not tell
 data.key             the key of that identity (:mod:`~dpscaffold.runs.data_key`)
 seed.json            the seed of a private run, for its owner alone
-(:mod:`~dpscaffold.randomness.seeds`) config.toml          the configuration as resolved; a folder
-that has it holds a run ledger.jsonl         who took part; a line is written before a round's
-uploads are used grant.json           the run's name in its budget file, if it has one ledger.json
-what the ledger is about, and a summary of it preprocessing.json   what preparing the data spent or
-left unprotected metrics.jsonl        one object per evaluated round checkpoint.pt        the state
-after some round; replaced whole, never edited model/               the model, once the run has
-ended (:mod:`~dpscaffold.models.loading`) summary.json         final metrics, timing and how the run
-ended privacy.json / .md   the privacy statement run.log              warnings, where there were any
-(:mod:`~dpscaffold.runs.log`) .lock                held by the process at work; says which
+config.toml          the configuration as resolved; a folder that has it holds a run
+ledger.jsonl         who took part; a line is written before a round's uploads are used
+grant.json           the run's name in its budget file, if it has one
+ledger.json          what the ledger is about, and a summary of it
+preprocessing.json   what preparing the data spent or left unprotected
+metrics.jsonl        one object per evaluated round
+checkpoint.pt        the state after some round (:mod:`~dpscaffold.runs.checkpoint`)
+model/               the model, once the run has ended (:mod:`~dpscaffold.models.loading`)
+summary.json         final metrics, timing and how the run ended
+privacy.json / .md   the privacy statement
+run.log              warnings, where there were any (:mod:`~dpscaffold.runs.log`)
+.lock                held by the process at work; says which
 ===================  ==========================================================================
 """
 
@@ -26,7 +29,7 @@ import json
 import os
 import zipfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,13 +47,12 @@ from dpscaffold.atomic import (
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.statement_types import Statement
 from dpscaffold.randomness.seeds import SEED, Seed
+from dpscaffold.runs.checkpoint import Checkpoint
 from dpscaffold.runs.data_key import KEY, read_key, write_key
 from dpscaffold.runs.history import HistoryRow
 from dpscaffold.runs.written import plain, versions
 from dpscaffold.setting.plan import Plan
 
-#: The layout of checkpoint.pt; raise it when an older one can no longer be read.
-CHECKPOINT_FORMAT = 2
 #: What a run that was killed before it had a configuration may leave behind.
 BEGUN = ("versions.json", "run.json", "setting.json", KEY, SEED, ".lock")
 
@@ -293,15 +295,15 @@ class RunFolder:
         """Replace a file whole."""
         write_text(self.path / name, text)
 
-    def save_checkpoint(self, content: dict[str, Any]) -> None:
-        """Replace the checkpoint whole; the metrics that it names are on the disk before it is."""
+    def save_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Replace the checkpoint; the metrics that it names are on the disk before it is."""
         if self.file("metrics.jsonl").exists():
             sync_file(self.file("metrics.jsonl"))
-        numbered = {"format": CHECKPOINT_FORMAT, **content}
+        named = replace(checkpoint, metrics=self._metrics_hash.hexdigest())
         with whole_file(self.file("checkpoint.pt")) as partial, binary_file(partial) as stream:
-            torch.save(numbered, stream)
+            torch.save(named.to_dict(), stream)
 
-    def load_checkpoint(self) -> dict[str, Any] | None:
+    def load_checkpoint(self) -> Checkpoint | None:
         """The last checkpoint, or None where the run stopped before its first."""
         path = self.file("checkpoint.pt")
         if not path.exists():
@@ -318,13 +320,7 @@ class RunFolder:
                 f"{path} cannot be read as a checkpoint ({type(error).__name__}); restore the "
                 f"file, or start a new run elsewhere",
             ) from error
-        if saved.get("format") != CHECKPOINT_FORMAT:
-            raise BadInput(
-                "wrong-version",
-                f"{path} has format {saved.get('format')}, and this version reads format "
-                f"{CHECKPOINT_FORMAT}; resume it with the version that wrote it",
-            )
-        return saved
+        return Checkpoint.from_dict(saved, str(path))
 
     def append_metrics(self, row: HistoryRow) -> None:
         """Add one evaluated round."""
@@ -343,11 +339,6 @@ class RunFolder:
             except ValueError:
                 break
         return rows
-
-    @property
-    def metrics_digest(self) -> str:
-        """SHA-256 of the evaluated rounds so far, for a checkpoint."""
-        return self._metrics_hash.hexdigest()
 
     def check_metrics(self, round: int, digest: str | None) -> None:
         """Refuse metrics that are not those a checkpoint was written after."""

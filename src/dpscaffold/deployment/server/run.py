@@ -1,4 +1,4 @@
-"""A deployed run at its server: the rounds of :mod:`~dpscaffold.engines.rounds` over sites, in an
+"""A deployed run at its server: the rounds of :mod:`~dpscaffold.training.driver` over sites, in an
 ordinary run folder.
 
 The folder has one file more than a simulated run's: ``sites.json``, with the run's id, its roster
@@ -12,10 +12,10 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
-import torch
 
 from dpscaffold.deployment.protocol.agreement import Offer
 from dpscaffold.deployment.protocol.enrolment import (
@@ -29,23 +29,21 @@ from dpscaffold.deployment.protocol.exchange import ExchangeStopped
 from dpscaffold.deployment.protocol.messages import Json
 from dpscaffold.deployment.server.agreed import Scorer, model_of, setting_of
 from dpscaffold.deployment.server.sites import Patience, Sites, Stalled
-from dpscaffold.engines import Draw, State
-from dpscaffold.engines.memories import slot_metrics
-from dpscaffold.engines.rounds import FinishedRound, rounds
-from dpscaffold.errors import BadInput, Diverged
+from dpscaffold.engines import State
+from dpscaffold.engines.rounds import FinishedRound
+from dpscaffold.errors import BadInput
 from dpscaffold.models.storage import WITHIN
 from dpscaffold.privacy.statement_types import Statement
 from dpscaffold.randomness.seeds import Seed
 from dpscaffold.randomness.streams import Randomness
-from dpscaffold.runs.account import PrivacyAccount
+from dpscaffold.runs.checkpoint import Checkpoint
 from dpscaffold.runs.folder import Identity, RunFolder
 from dpscaffold.runs.history import HistoryRow
-from dpscaffold.runs.journal import Anchor
 from dpscaffold.runs.written import plain, to_toml
 from dpscaffold.setting import Setting
 from dpscaffold.setting.budget import Budget
+from dpscaffold.training.driver import Ending, RunDriver
 
-CPU = torch.device("cpu")
 SITES = "sites.json"
 
 #: Told what happens, one sentence at a time; and after every round, its row.
@@ -87,8 +85,6 @@ class Deployment:
     bytes_crossed: Callable[[], tuple[int, int]] = lambda: (0, 0)
     stop: list[str] = field(default_factory=list)
     records: Mapping[str, int] | None = None
-    history: list[HistoryRow] = field(default_factory=list)
-    seconds: float = 0.0
 
     def run(self, names: tuple[str, ...], resume: bool) -> DeploymentResult:
         """Enrol and train, or go on where the folder stands."""
@@ -105,7 +101,8 @@ class Deployment:
                 enrolled = self._begun(names)
             enrolled = self._enrol(enrolled)
             setting = setting_of(self.offer, enrolled, self.budget)
-            return self._train(setting, enrolled)
+            engine = Sites(setting, enrolled, self.post, self.patience, self._pause)
+            return DeployedRun(self, setting, engine).train()
         finally:
             self.folder.release()
 
@@ -169,35 +166,6 @@ class Deployment:
         self.folder.write_text(SITES, json.dumps(enrolled.to_dict()) + "\n")
         return enrolled
 
-    # --- rounds
-
-    def _train(self, setting: Setting, enrolled: EnrolledRun) -> DeploymentResult:
-        engine = Sites(setting, enrolled, self.post, self.patience, self._pause)
-        accounts = PrivacyAccount(setting)
-        state = self._pick_up(setting, engine, accounts)
-        streams = Randomness(self._seed(setting, enrolled).value)
-
-        def draw(round: int) -> Draw | None:
-            return accounts.draw(streams, round)
-
-        ended, message = "completed", ""
-        started = time.perf_counter() - self.seconds
-        self._status(engine, state, "running")
-        try:
-            for done in rounds(setting, engine, draw, state):
-                state = done.state
-                self.seconds = time.perf_counter() - started
-                self._after(done, engine, accounts, setting)
-                if self.stop and state.round < setting.plan.rounds:
-                    raise ExchangeStopped(f"after round {state.round}")
-        except Stalled as void:
-            ended, message = "stalled", str(void)
-        except ExchangeStopped as where:
-            ended, message = "interrupted", f"stopped by {self.stop[0]} ({where})"
-        if accounts.refusal:
-            ended, message = "budget", accounts.refusal
-        return self._finish(engine, accounts, state, ended, message)
-
     def _pause(self, seconds: float) -> None:
         """The pause before a void round is asked again, which a signal ends."""
         until = time.monotonic() + seconds
@@ -206,157 +174,155 @@ class Deployment:
         if self.stop:
             raise ExchangeStopped("before a void round was asked again")
 
-    def _seed(self, setting: Setting, enrolled: EnrolledRun) -> Seed:
+
+class DeployedRun(RunDriver):
+    """The rounds of a deployed run, whose sites have all enrolled. A checkpoint follows every
+    round, and only then are its uploads acknowledged."""
+
+    def __init__(self, deployment: Deployment, setting: Setting, sites: Sites) -> None:
+        super().__init__(setting, deployment.folder)
+        self.deployment, self.sites, self.post = deployment, sites, deployment.post
+        self.out = deployment.folder
+
+    def train(self) -> DeploymentResult:
+        """Take the rounds that are left, and tell the sites how it ended."""
+        self.pick_up(self.out, self.sites.enrolled.plan, self._seed, resent=True)
+        if self.saved is not None:
+            self.sites.restore(self.saved.sites)
+        stop, state = self.deployment.stop, self.start()
+        self._status(state, "running")
+        try:
+            ending = self.take_rounds(self.sites, state, stop)
+        except Stalled as void:
+            ending = Ending("stalled", str(void))
+        except ExchangeStopped as where:
+            ending = Ending("interrupted", f"stopped by {stop[0]} ({where})")
+        return self._finish(ending)
+
+    @property
+    def _seed(self) -> Seed:
         """What the participants are drawn from: the seed that all sites made, or a rehearsal's.
 
         Neither is a secret of this folder, so the mark needs no key: it is made again on resume.
         """
-        if setting.secret:
-            return Seed("sites", enrolled.seed, key="")
-        return replace(setting.seed(), key="")
+        if self.setting.secret:
+            return Seed("sites", self.sites.enrolled.seed, key="")
+        return replace(self.setting.seed(), key="")
 
-    def _pick_up(self, setting: Setting, engine: Sites, accounts: PrivacyAccount) -> State:
-        plan, seed = engine.enrolled.plan, self._seed(setting, engine.enrolled)
-        saved = self.folder.load_checkpoint()
-        if saved is None:
-            accounts.attach(self.folder, plan, seed, stored=True)
-            self.folder.rewind_metrics(0)
-            return State.initial(setting, CPU)
-        state = State.from_dict(saved["state"], CPU)
-        journal = saved["journal"]
-        anchor = Anchor.read(journal, "checkpoint.pt") if journal is not None else None
-        accounts.attach(self.folder, plan, seed, state.round, anchor, stored=True)
-        engine.restore(saved["sites"])
-        self.seconds = saved["seconds"]
-        self.history = self.folder.rewind_metrics(state.round)
-        return state
+    @cached_property
+    def randomness(self) -> Randomness:
+        """The streams of :attr:`_seed`."""
+        return Randomness(self._seed.value)
 
-    def _after(
-        self, done: FinishedRound, engine: Sites, accounts: PrivacyAccount, setting: Setting
-    ) -> None:
-        """Count what was released, evaluate, save, and only then acknowledge."""
-        state = done.state
-        self._count(done, engine, accounts)
-        if not bool(torch.isfinite(state.params).all()):
-            streams = Randomness(self._seed(setting, engine.enrolled).value)
-            accounts.count_rest(streams)  # its outputs have stopped it
-            raise Diverged(
-                f"the run diverged at round {state.round}: the parameters are no longer finite; "
-                f"lower plan.learning_rate or privacy.noise; the last checkpoint is kept"
-            )
-        metrics: dict[str, float | None] = {
-            "arrived": len(done.gathered.arrived),
-            "round_seconds": engine.last.seconds,
-            **done.gathered.metrics,
-            **accounts.live(done.number),
-        }
-        every = setting.plan.evaluate_every
-        if done.number % every == 0 or done.number == setting.plan.rounds:
-            metrics |= self.scorer(state.output) if self.scorer else {}
-            metrics |= slot_metrics(setting.algorithm, state.server, engine.memories)
-            row = HistoryRow(done.number, plain(metrics))
-            self.history.append(row)
-            self.folder.append_metrics(row)
-        self._checkpoint(state, engine, accounts)
-        engine.saved()
-        self._status(engine, state, "running")
-        if self.observer:
-            self.observer(done.number, HistoryRow(done.number, plain(metrics)))
+    def is_repeated(self, done: FinishedRound, finite: bool) -> bool:
+        """Never; but what sites released in addition is counted here."""
+        self._count(done)
+        return False
 
-    def _count(self, done: FinishedRound, engine: Sites, accounts: PrivacyAccount) -> None:
+    def measured(self, done: FinishedRound) -> dict[str, float]:
+        """How many sites answered, and how long that took."""
+        seconds = self.sites.last.seconds
+        return {"arrived": len(done.gathered.arrived), "round_seconds": seconds}
+
+    def evaluated(self, state: State) -> dict[str, float]:
+        """The score on public test data, where there are any."""
+        scorer = self.deployment.scorer
+        return scorer(state.output) if scorer else {}
+
+    def checkpoint(self, state: State) -> Checkpoint:
+        """The state, and what is known of the sites."""
+        return Checkpoint(state, self.accounts.anchor, self.seconds, sites=self.sites.to_dict())
+
+    def stored(self, state: State, row: HistoryRow) -> None:
+        """The round is on the disk: acknowledge its uploads."""
+        self.sites.saved()
+        self._status(state, "running")
+        if self.deployment.observer:
+            self.deployment.observer(state.round, row)
+
+    def _count(self, done: FinishedRound) -> None:
         """The larger of this ledger's count and the site's own: an interrupted participation, and a
         round that was asked again and answered with fresh noise, are releases too."""
-        if accounts.run is None:
+        if self.accounts.run is None:
             return
-        names = engine.enrolled.names
+        names, ledger = self.sites.enrolled.names, self.accounts.ledger
         while True:
             behind = [
                 user
                 for user in done.draw.active.tolist()
-                if engine.post.seen.get(names[user], 0) > accounts.ledger.participations[user]
+                if self.post.seen.get(names[user], 0) > ledger.participations[user]
             ]
             if not behind:
                 return
-            accounts.count_again(done.number, behind)
-
-    def _checkpoint(self, state: State, engine: Sites, accounts: PrivacyAccount) -> None:
-        anchor = accounts.anchor
-        self.folder.save_checkpoint(
-            {
-                "state": state.to_dict(),
-                "sites": engine.to_dict(),
-                "journal": vars(anchor) if anchor else None,
-                "seconds": self.seconds,
-            }
-        )
+            self.accounts.count_again(done.number, behind)
 
     # --- the end
 
-    def _finish(
-        self, engine: Sites, accounts: PrivacyAccount, state: State, ended: str, message: str
-    ) -> DeploymentResult:
-        said = accounts.statement()
-        accounts.write_statement(self.folder, said)
-        over = ended in ("completed", "budget")
-        gap = self._settle(engine, state, said, over) if over else None
+    def _finish(self, ending: Ending) -> DeploymentResult:
+        said, state = self.accounts.statement(), self.state
+        self.accounts.write_statement(self.out, said)
+        over = ending.how in ("completed", "budget")
+        gap = self._settle(state, said, over) if over else None
         summary = {
-            "algorithm": engine.setting.label,
-            "data": f"{len(engine.enrolled.names)} sites",
-            "ended": ended,
-            "message": message,
+            "algorithm": self.setting.label,
+            "data": f"{len(self.sites.enrolled.names)} sites",
+            "ended": ending.how,
+            "message": ending.message,
             "rounds": state.round,
             "seconds": round(self.seconds, 3),
             "final": self.history[-1].to_json() if self.history else {},
-            "run": engine.enrolled.run,
+            "run": self.sites.enrolled.run,
             "refusals": self.post.refusals,
             "control_gap": gap,
         }
-        self.folder.write_text("summary.json", json.dumps(plain(summary), indent=2) + "\n")
+        self.out.write_text("summary.json", json.dumps(plain(summary), indent=2) + "\n")
         if over:
-            model_of(self.offer.rows, engine.setting, state, said).save(self.folder.file(WITHIN))
-        self._status(engine, state, ended)
+            model = model_of(self.deployment.offer.rows, self.setting, state, said)
+            model.save(self.out.file(WITHIN))
+        self._status(state, ending.how)
+        refusals = dict(self.post.refusals)
         return DeploymentResult(
-            ended, message, state, said, self.history, gap, dict(self.post.refusals)
+            ending.how, ending.message, state, said, self.history, gap, refusals
         )
 
-    def _settle(self, engine: Sites, state: State, said: Statement, over: bool) -> float | None:
+    def _settle(self, state: State, said: Statement, over: bool) -> float | None:
         """Give the model to the sites; M·c − Σc_i where all of them share their slots."""
         told: dict[str, Json] = {"server": plain(said.server.to_json())}
         try:
-            answers, reasons = engine.settle(over, told, state.output)
+            answers, reasons = self.sites.settle(over, told, state.output)
         except ExchangeStopped:
-            self.say("not all sites know that the run is over; --resume tells them")
+            self.deployment.say("not all sites know that the run is over; --resume tells them")
             return None
         for name, reason in reasons.items():
-            self.say(f"{name} did not take the model: {reason}")
+            self.deployment.say(f"{name} did not take the model: {reason}")
         gaps = []
         for slot, c in state.server.slots.items():
             held = [signed.vectors.get(f"slot.{slot}") for signed in answers.values()]
             known = [vector for vector in held if vector is not None]
-            if len(known) == len(engine.enrolled.names):
+            if len(known) == len(self.sites.enrolled.names):
                 total = np.sum([vector.astype(np.float64) for vector in known], axis=0)
                 gaps.append(float(np.abs(len(known) * c.numpy().astype(np.float64) - total).max()))
         return max(gaps) if gaps else None
 
-    def _status(self, engine: Sites, state: State, phase: str) -> None:
+    def _status(self, state: State, phase: str) -> None:
         """``status.json``, for monitoring."""
-        sent, received = self.bytes_crossed()
+        sent, received = self.deployment.bytes_crossed()
         status = {
-            "run": engine.enrolled.run,
+            "run": self.sites.enrolled.run,
             "phase": phase,
             "round": state.round,
-            "rounds": engine.setting.plan.rounds,
+            "rounds": self.setting.plan.rounds,
             "seconds": round(self.seconds, 3),
-            "round_seconds": round(engine.last.seconds, 3),
+            "round_seconds": round(self.sites.last.seconds, 3),
             "bytes_sent": sent,
             "bytes_received": received,
             "sites": {
                 name: {
                     "participations": self.post.seen.get(name, 0),
-                    "last": engine.last.reasons.get(name, "answered"),
+                    "last": self.sites.last.reasons.get(name, "answered"),
                 }
-                for name in engine.enrolled.names
+                for name in self.sites.enrolled.names
             },
             "refusals": self.post.refusals,
         }
-        self.folder.write_text("status.json", json.dumps(status, indent=2) + "\n")
+        self.out.write_text("status.json", json.dumps(status, indent=2) + "\n")

@@ -74,12 +74,15 @@ class Sites:
         self.last = RoundTally()
         self._applied: dict[str, str] = {}
         self._restore: set[str] = set()
+        #: The lengths of the vectors of an upload of this round.
+        self._wanted: dict[str, int] = {}
 
     def gather(self, phase: Algorithm, broadcast: Broadcast, draw: Draw) -> RoundUploads:
         """One round at those who take part; void, and asked again, where too few answer."""
         if self._applied:
             raise RuntimeError("the last round is not saved, so it cannot be acknowledged")
         began = time.perf_counter()
+        self._wanted = upload_lengths(phase, self.setting.task.parameters)
         names = {self.enrolled.names[user]: user for user in draw.active.tolist()}
         vectors = {"params": _array(broadcast.params)}
         vectors |= {f"shared.{name}": _array(value) for name, value in broadcast.shared.items()}
@@ -165,13 +168,11 @@ class Sites:
 
     def _fits(self, round: int, answer: SignedMessage) -> bool:
         """Whether an answer is an upload of this round that can be added without harm."""
-        phase = self.setting.algorithm.phase(round, self.setting.warm_rounds)
-        wanted = upload_lengths(phase, self.setting.task.parameters)
         found = {name: len(vector) for name, vector in answer.vectors.items()}
         return (
             answer.header.get("round") == round
             and isinstance(answer.header.get("upload"), str)
-            and found == wanted
+            and found == self._wanted
             and all(bool(np.isfinite(vector).all()) for vector in answer.vectors.values())
         )
 

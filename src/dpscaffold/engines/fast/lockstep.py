@@ -7,6 +7,14 @@ known before the first. So the state of all runs is held in tensors with a first
 ``announce`` and ``update`` are mapped over it (``torch.vmap``), and a whole round is one recorded
 graph that reads its own number from the device.
 
+What a round is, this module shares with every engine: ``announce`` and ``update`` of the algorithm,
+the local steps (:class:`~dpscaffold.engines.fast.devices.DeviceWork`), the weighted sum of uploads
+(:mod:`~dpscaffold.engines.aggregate`) and the average of iterates
+(:func:`~dpscaffold.engines.state.running_average`). It cannot share the loop of
+:mod:`~dpscaffold.engines.rounds`: that loop calls Python between the parts of a round, and a
+recorded graph has no host that could do so. Here a round is a single launch, and
+:meth:`Lockstep.rounds` only counts the launches.
+
 The simulator stays the oracle: it takes every stack that does not fit, and draws the same.
 """
 
@@ -24,6 +32,7 @@ from torch import Tensor
 from dpscaffold.algorithms import Algorithm, Cohort, Known, Server, Slots, Upload
 from dpscaffold.algorithms.affine import FAST_FIELDS, understood
 from dpscaffold.algorithms.base import tell_nothing
+from dpscaffold.engines.aggregate import weighted_sum
 from dpscaffold.engines.fast.devices import DeviceWork, Layout, draws_on, scale_numbers, under
 from dpscaffold.engines.fast.draws import addresses, sizes_of
 from dpscaffold.engines.fast.graphs import Capture, Tensors, cuda_graph
@@ -31,6 +40,7 @@ from dpscaffold.engines.fast.stacking import refuse_unlike
 from dpscaffold.engines.fast.worker import Worker
 from dpscaffold.engines.hardware import placed
 from dpscaffold.engines.participation.drawing import Row
+from dpscaffold.engines.state import running_average
 from dpscaffold.federation import Federation
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.setting import Setting
@@ -115,13 +125,13 @@ class Lockstep:
         except torch.cuda.OutOfMemoryError:
             return None
 
-    def _averaging_shares(self) -> np.ndarray:
-        """(T, S): the share of a round's model in the average so far, which runs may begin at
-        different rounds."""
+    def _averaging_counts(self) -> np.ndarray:
+        """(T, S): how many models are in the average after a round, which runs may begin at
+        different rounds; 0 where the round's model is not averaged."""
         averaged = np.array(
             [[s.plan.averages(t, s.warm_rounds) for s in self.settings] for t in self._numbers]
         )
-        return np.where(averaged, 1 / np.maximum(np.cumsum(averaged, axis=0), 1), 0.0)
+        return np.where(averaged, np.cumsum(averaged, axis=0), 0)
 
     def _constants(self, own: Sequence[Randomness], which: Sequence[int]) -> Tensors:
         """What rounds read and never change. Z is the number of seeds, whose runs draw alike."""
@@ -129,7 +139,7 @@ class Lockstep:
         everyone = [(data, user) for data in self.worker.federations for user in range(users)]
         rows = [_row(one, own[z]) for one, z in zip(settings, which, strict=True)]
         made = {
-            "shares": torch.from_numpy(self._averaging_shares()).float(),
+            "averaged": torch.from_numpy(self._averaging_counts()).float(),
             "which": torch.tensor(which),
             "starts": torch.tensor(self.worker.store.of(everyone).starts).view(-1, users),
             "scales": scale_numbers([row for row in rows for _ in range(count)]),
@@ -281,14 +291,15 @@ class Lockstep:
         # Run by run: in one product with a matrix of weights 0·NaN of a run that diverged would
         # poison the others.
         moves = made["params"].view(runs, count, -1)
-        mean = torch.einsum("m,smp->sp", fixed["weights"], moves)
+        mean = weighted_sum(fixed["weights"], moves)
         totals = {
             name: value.view(runs, count, -1).sum(1) / self.users
             for name, value in under("totals.", made).items()
         }
         self._updated(phase, slots, mean, totals)
-        share = fixed["shares"].index_select(0, at)[0].unsqueeze(1)  # (S, 1)
-        held["average"] += share * (held["x"] - held["average"])
+        averaged = fixed["averaged"].index_select(0, at)[0].unsqueeze(1)  # (S, 1)
+        average = running_average(held["average"], held["x"], averaged.clamp_min(1))
+        held["average"].copy_(torch.where(averaged > 0, average, held["average"]))
         lost = ~torch.isfinite(held["x"]).all(1) & (held["diverged"] == 0)
         held["diverged"] += lost * held["round"]
 

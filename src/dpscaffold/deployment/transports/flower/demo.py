@@ -93,7 +93,7 @@ def deployed(out: Path) -> dict[str, torch.Tensor]:
     """Where a deployed run's last checkpoint stands."""
     saved = RunFolder(out).load_checkpoint()
     assert saved is not None
-    return {"params": saved["state"]["params"], **saved["state"]["slots"]}
+    return {"params": saved.state.params, **saved.state.server.slots}
 
 
 def main(folder: Path | None = None) -> int:
