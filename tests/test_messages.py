@@ -9,7 +9,9 @@ import re
 
 import pytest
 from list_messages import CODED, LIST, TREE, codes, listed, messages, refusals
+from refusals import PAGE, listed_codes, refuses
 
+from dpscaffold.deployment.protocol.messages import REASONS
 from dpscaffold.errors import BadInput, BadValue
 from dpscaffold.privacy.errors import PrivacyError
 
@@ -64,6 +66,32 @@ def test_codes_are_seen() -> None:
     assert not without_code('raise BadInput("unknown-column", f"there is no {name}")')
     assert not without_code('raise BadInput("not-text" if x else "not-a-list", "a sentence")')
     assert not without_code('raise BadInput(error.code, f"{path}: {error}")')
+
+
+def test_every_code_has_one_meaning() -> None:
+    """The page of codes is complete, and lists nothing that is not raised."""
+    sources = [path.read_text() for path in (TREE / "src" / "dpscaffold").rglob("*.py")]
+    calls = [call for source in sources for call in refusals(source) if call.args]
+    used = {(ast.unparse(call.func), code) for call in calls for code in codes(call.args[0])}
+    assert {code for name, code in used if name == "Refused"} <= set(REASONS)
+    known = listed_codes()
+    assert {code for name, code in used if name in CODED and name != "Refused"} <= set(known)
+    assert not [code for code in known if not any(f'"{code}"' in source for source in sources)]
+    assert len({meaning.lower() for meaning in known.values()}) == len(known)
+    answers = PAGE.read_text(encoding="utf-8").partition("## What a site answers")[2]
+    assert re.findall(r"^\| `([a-z-]+)` \| (.*) \|$", answers, re.M) == [*REASONS.items()]
+
+
+def test_a_test_that_expects_a_code_can_fail() -> None:
+    error = BadInput("not-a-number", "plan.rounds is 'x' and more; give a number")
+    for expected in ("not-a-number", "not-a-number: plan.rounds is 'x'", "not-a-number: is … give"):
+        with refuses(expected):
+            raise error
+    for wrong in ("out-of-range", "no-such-code", "not-a-number: plan.steps"):
+        with pytest.raises(AssertionError), refuses(wrong):
+            raise error
+    with pytest.raises(pytest.fail.Exception), refuses("not-a-number"):
+        pass
 
 
 @pytest.mark.parametrize("kind", [BadInput, BadValue, PrivacyError])

@@ -31,6 +31,8 @@ class Stalled(RuntimeError):
     """Too few sites answered, too often; the last checkpoint is kept and can be resumed (exit
     status 4)."""
 
+    code = "stalled"
+
 
 @dataclass(frozen=True)
 class Patience:
