@@ -16,12 +16,15 @@ import numpy as np
 import torch
 
 from dpscaffold.data import prepared
+from dpscaffold.data.features import Hog, RandomFeatures
 from dpscaffold.data.prepared import Project, Shift, applied, transformed
 from dpscaffold.data.preprocessing import (
     Centre,
     ClipNormSettings,
     FittedStep,
+    HogSettings,
     Pca,
+    RandomFeaturesSettings,
     Standardise,
     StepSettings,
     UnitNormSettings,
@@ -105,6 +108,11 @@ def _fit(
         return prepared.UnitNorm()
     if isinstance(step, ClipNormSettings):
         return prepared.ClipNorm(step.norm)
+    if isinstance(step, HogSettings):
+        return Hog(step.shape, step.cell, step.orientations)
+    if isinstance(step, RandomFeaturesSettings):
+        columns = len(next(transformed(features[:1], before))[0])
+        return RandomFeatures.drawn(columns, step.features, step.scale, step.seed)
     assert isinstance(step, FittedStep)
     source = _Source(step, features, before, seed, number)
     if isinstance(step, Centre):

@@ -8,7 +8,7 @@ tables with the details (``{step = "pca", components = 60, fit = "private", norm
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -32,6 +32,18 @@ def _as_text(path: Any) -> Any:
     return str(path) if isinstance(path, Path) else path
 
 
+def _as_shape(shape: Any) -> Any:
+    """``"28x28"`` as a shape; lists pass through."""
+    if not isinstance(shape, str):
+        return shape
+    sides = shape.split("x")
+    if not all(side.isascii() and side.isdigit() for side in sides):
+        raise BadValue(
+            "wrong-shape", f"hog: shape is {shape!r}; give the size of the images as '28x28'"
+        )
+    return tuple(int(side) for side in sides)
+
+
 class StepSettings(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
@@ -50,6 +62,52 @@ class ClipNormSettings(StepSettings):
     step: Literal["clip-norm"] = "clip-norm"
     norm: float = Field(gt=0)
     """Longer rows are scaled down to this norm. Example: ``1.0``"""
+
+
+class HogSettings(StepSettings):
+    """Images as histograms of oriented gradients, for rows of pixels. Needs no fit."""
+
+    step: Literal["hog"] = "hog"
+    shape: Annotated[tuple[int, ...], BeforeValidator(_as_shape), Field(min_length=2, max_length=3)]
+    """The size of an image: height and width, or channels, height and width. Example:
+    ``[28, 28]``"""
+    cell: int = Field(default=4, ge=2)
+    """The side of a cell in pixels; every cell gives one histogram. Example: ``4``"""
+    orientations: int = Field(default=8, ge=2)
+    """The number of bins of a histogram. Example: ``8``"""
+
+    @model_validator(mode="after")
+    def _large_enough(self) -> HogSettings:
+        if min(self.shape) < 1 or min(self.shape[-2:]) < 2:
+            raise BadValue(
+                "wrong-shape",
+                f"hog: shape is {list(self.shape)}; an image has at least 2 × 2 pixels",
+            )
+        return self
+
+
+def hog_width(shape: tuple[int, ...], cell: int, orientations: int) -> int:
+    """The number of features that ``hog`` gives.
+
+    >>> hog_width((28, 28), cell=4, orientations=8)
+    392
+    """
+    height, width = shape[-2:]
+    return -(-height // cell) * -(-width // cell) * orientations
+
+
+class RandomFeaturesSettings(StepSettings):
+    """Random Fourier features of a Gaussian kernel, for tables whose classes no line separates.
+    Needs no fit."""
+
+    step: Literal["random-features"] = "random-features"
+    features: int = Field(gt=0)
+    """The number of features. Example: ``300``"""
+    scale: float = Field(default=1.0, gt=0)
+    """The width of the kernel: rows at this distance count as similar. Choose it without looking
+    at the records. Example: ``1.0``"""
+    seed: int = Field(default=0, ge=0)
+    """The public seed of the random directions. Example: ``0``"""
 
 
 class FittedStep(StepSettings):
@@ -188,8 +246,15 @@ STEPS: dict[str, type[StepSettings]] = {
     "unit-norm": UnitNormSettings,
     "clip-norm": ClipNormSettings,
     "pca": Pca,
+    "hog": HogSettings,
+    "random-features": RandomFeaturesSettings,
 }
-_ARGUMENT = {"pca": ("components", int), "clip-norm": ("norm", float)}
+_ARGUMENT: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "pca": ("components", int),
+    "clip-norm": ("norm", float),
+    "hog": ("shape", str),
+    "random-features": ("features", int),
+}
 
 
 def _expand(value: Any) -> Any:
@@ -222,7 +287,13 @@ def _expand(value: Any) -> Any:
 
 
 PreprocessingStep = Annotated[
-    Standardise | Centre | UnitNormSettings | ClipNormSettings | Pca,
+    Standardise
+    | Centre
+    | UnitNormSettings
+    | ClipNormSettings
+    | Pca
+    | HogSettings
+    | RandomFeaturesSettings,
     Field(discriminator="step"),
     BeforeValidator(_expand),
 ]

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from pydantic import BaseModel
 
 from dpscaffold.data.config import Emnist, Pooled, Synthetic
-from dpscaffold.data.preprocessing import Pca
+from dpscaffold.data.preprocessing import (
+    HogSettings,
+    Pca,
+    RandomFeaturesSettings,
+    StepSettings,
+    hog_width,
+)
 
 #: (features, classes).
 Shape = tuple[int, int]
@@ -33,8 +41,19 @@ def shape_of(data: BaseModel) -> Shape | None:
     if not isinstance(data, Pooled):
         return None
     found = _emnist(data) if isinstance(data, Emnist) else READ.get(getattr(data, "source", ""))
-    kept = [step.components for step in data.preprocess if isinstance(step, Pca)]
-    return (kept[-1], found[1]) if found and kept else found
+    return (_width(found[0], data.preprocess), found[1]) if found else None
+
+
+def _width(features: int, steps: Iterable[StepSettings]) -> int:
+    """The number of features after the steps."""
+    for step in steps:
+        if isinstance(step, Pca):
+            features = step.components
+        elif isinstance(step, RandomFeaturesSettings):
+            features = step.features
+        elif isinstance(step, HogSettings):
+            features = hog_width(step.shape, step.cell, step.orientations)
+    return features
 
 
 def _emnist(data: Emnist) -> Shape:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from dpscaffold.data.features import Hog, RandomFeatures
 from dpscaffold.data.prepared import ClipNorm, Project, Ranges, Scale, Shift, Standardised, UnitNorm
 from dpscaffold.data.tables.codec import Coding
 from dpscaffold.errors import BadInput
@@ -33,6 +34,8 @@ KINDS: dict[str, type[Any]] = {
     "clip norm": ClipNorm,
     "scale": Scale,
     "ranges": Ranges,
+    "hog": Hog,
+    "random features": RandomFeatures,
     "coding": Coding,
     "remark": Remark,
 }

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dpscaffold.data.features import Hog, RandomFeatures
 from dpscaffold.data.prepared import ClipNorm, Project, Ranges, Scale, Shift, Standardised, UnitNorm
 from dpscaffold.data.tables.codec import Coding
 from dpscaffold.data.tables.missing import NaStrings, numbers_among
@@ -78,6 +79,10 @@ def _stage(step: Any) -> nn.Module:
             return _UnitNorm()
         case ClipNorm():
             return _ClipNorm(step.norm)
+        case Hog():
+            return _Hog(step)
+        case RandomFeatures():
+            return _Waves(step)
         case Scale():
             return _Affine(np.zeros_like(step.factor), step.factor, divide=False)
     raise BadInput(
@@ -157,6 +162,33 @@ class _Project(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         return rows @ self.basis
+
+
+class _Hog(nn.Module):
+    """Histograms of oriented gradients."""
+
+    def __init__(self, step: Hog) -> None:
+        super().__init__()
+        self.step = step
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return self.step.features(rows.float())
+
+
+class _Waves(nn.Module):
+    """Random Fourier features."""
+
+    weights: Tensor
+    phases: Tensor
+
+    def __init__(self, step: RandomFeatures) -> None:
+        super().__init__()
+        self.register_buffer("weights", torch.from_numpy(np.array(step.weights)))
+        self.register_buffer("phases", torch.from_numpy(np.array(step.phases)))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        scale = math.sqrt(2 / len(self.phases))
+        return (rows.float() @ self.weights + self.phases).cos() * scale
 
 
 class _UnitNorm(nn.Module):

@@ -1,0 +1,117 @@
+"""Public features: against their definition written out slowly, and wherever models go."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from dpscaffold.data.features import Hog, RandomFeatures
+from dpscaffold.data.loading import load_federation
+from dpscaffold.data.preparation import fit, preprocess
+from dpscaffold.data.prepared import prepare
+from dpscaffold.data.preprocessing import parse_steps
+from dpscaffold.data.stored import entries, steps
+from dpscaffold.errors import BadInput
+from dpscaffold.models.module import _stage
+
+RNG = np.random.default_rng(7)
+
+
+def slow_hog(image: np.ndarray, cell: int, orientations: int) -> np.ndarray:
+    """One image (channels, height, width), pixel by pixel, in double precision."""
+    channels, height, width = image.shape
+    down, across = -(-height // cell), -(-width // cell)
+    found = np.zeros((orientations, down, across))
+    for i in range(height):
+        for j in range(width):
+            best = (0.0, 0.0, 0.0)
+            for c in range(channels):
+                dy = image[c, i + 1, j] - image[c, i - 1, j] if 0 < i < height - 1 else 0.0
+                dx = image[c, i, j + 1] - image[c, i, j - 1] if 0 < j < width - 1 else 0.0
+                best = max(best, (math.hypot(dy, dx), dy, dx), key=lambda one: one[0])
+            size, dy, dx = best
+            turn = (math.atan2(dy, dx) + math.pi / 2) % math.pi / math.pi * orientations
+            low = math.floor(turn)
+            found[low % orientations, i // cell, j // cell] += size * (1 - (turn - low))
+            found[(low + 1) % orientations, i // cell, j // cell] += size * (turn - low)
+    for axis in (1, 2):
+        edge = [(1, 1) if k == axis else (0, 0) for k in range(3)]
+        wide = np.moveaxis(np.pad(found, edge), axis, 0)
+        found = np.moveaxis(wide[1:-1] + 0.5 * (wide[:-2] + wide[2:]), 0, axis)
+    return np.sqrt(found / np.sqrt((found**2).sum(0) + 0.5)).ravel()
+
+
+@pytest.mark.parametrize(
+    ("shape", "cell", "orientations"),
+    [((28, 28), 4, 8), ((3, 9, 11), 4, 6), ((1, 5, 6), 2, 9), ((2, 2), 2, 2)],
+)
+def test_histograms_are_those_of_the_definition(shape, cell, orientations) -> None:
+    step = Hog(shape, cell, orientations)
+    rows = RNG.random((3, step.width), dtype=np.float32)
+    rows[0] = (rows[0] > 0.5).astype(np.float32)  # straight edges: differences of exactly 0
+    image = rows.reshape(3, -1, *shape[-2:])
+    expected = np.stack([slow_hog(one.astype(float), cell, orientations) for one in image])
+    np.testing.assert_allclose(step(rows), expected, atol=2e-3)
+    assert step(rows).shape == (3, step.outputs)
+
+
+def test_a_row_does_not_depend_on_the_rows_around_it() -> None:
+    rows = RNG.random((600, 784), dtype=np.float32)
+    for step in (Hog((28, 28)), RandomFeatures.drawn(784, 20, 3.0, 1)):
+        whole = step(rows)
+        assert np.array_equal(whole[:300], step(rows[:300]))
+        np.testing.assert_allclose(whole[5], step(rows[5:6])[0], rtol=0, atol=1e-5)
+
+
+def test_random_features_approximate_the_kernel_and_depend_on_the_seed() -> None:
+    rows = RNG.standard_normal((20, 5)).astype(np.float32)
+    step = RandomFeatures.drawn(5, 20_000, scale=1.5, seed=3)
+    found = step(rows) @ step(rows).T
+    apart = ((rows[:, None] - rows[None]) ** 2).sum(2)
+    np.testing.assert_allclose(found, np.exp(-apart / (2 * 1.5**2)), atol=0.06)
+    assert step == RandomFeatures.drawn(5, 20_000, scale=1.5, seed=3)
+    assert step != RandomFeatures.drawn(5, 20_000, scale=1.5, seed=4)
+
+
+@pytest.mark.parametrize("names", [["hog:6x5"], ["random-features:12", "unit-norm"]])
+def test_stored_steps_and_modules_give_the_same_features(names, tmp_path) -> None:
+    rows = RNG.random((40, 30), dtype=np.float32)
+    fitted = fit(torch.from_numpy(rows), names)
+    listed, arrays = entries(fitted)
+    assert steps(listed, arrays, tmp_path) == fitted
+    moved = torch.from_numpy(rows)
+    for step in fitted:
+        moved = _stage(step)(moved)
+    np.testing.assert_allclose(moved.numpy(), prepare(rows, fitted), rtol=0, atol=1e-5)
+    assert all(step.cost is None and step.protection != "unprotected" for step in fitted)
+
+
+def test_features_of_images_are_made_by_a_configuration() -> None:
+    data = {"source": "digits", "users": 4, "preprocess": ["hog:8x8", "unit-norm"]}
+    federation = load_federation(data)
+    assert federation.dimension == Hog((8, 8)).outputs
+    assert "histograms of oriented gradients" in " ".join(federation.preprocessing)
+
+
+@pytest.mark.parametrize(
+    ("step", "sentence"),
+    [
+        ("hog", "shape"),
+        ("hog:28", "shape"),
+        ("hog:axb", "give the size of the images as '28x28'"),
+        ("hog:0x5", "at least 2 × 2 pixels"),
+        ({"step": "hog", "shape": [4, 4], "cell": 1}, "cell"),
+        ("random-features", "features"),
+        ({"step": "random-features", "features": 5, "scale": 0.0}, "scale"),
+    ],
+)
+def test_steps_that_cannot_be_are_refused(step, sentence) -> None:
+    with pytest.raises(BadInput, match=sentence):
+        parse_steps([step])
+
+
+def test_a_shape_that_does_not_match_the_columns_is_refused() -> None:
+    federation = load_federation({"source": "digits", "users": 4, "preprocess": ["unit-norm"]})
+    with pytest.raises(BadInput, match=r"\[28, 28\].*784 pixels.*64 columns; set shape"):
+        preprocess(federation, ["hog:28x28"])
