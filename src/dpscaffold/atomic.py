@@ -22,7 +22,7 @@ PATIENCE = 0.5
 
 
 @contextmanager
-def whole_file(path: Path | str, lasting: bool = True) -> Iterator[Path]:
+def atomic_file(path: Path | str, lasting: bool = True) -> Iterator[Path]:
     """Where to write the file ``path``: it takes that name when the block ends without an error.
 
     The ending of the name is kept, for writers that choose the format by it. What is no plain file
@@ -31,7 +31,7 @@ def whole_file(path: Path | str, lasting: bool = True) -> Iterator[Path]:
 
     >>> import tempfile
     >>> place = Path(tempfile.mkdtemp())
-    >>> with whole_file(place / "page.html") as partial:
+    >>> with atomic_file(place / "page.html") as partial:
     ...     _ = partial.write_text("all of it"); (place / "page.html").exists()
     False
     >>> [path.name for path in place.iterdir()]
@@ -75,14 +75,14 @@ def binary_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_text(path: Path | str, text: str, lasting: bool = True) -> None:
-    """Replace a text file whole (:func:`whole_file`)."""
-    with whole_file(path, lasting) as partial:
+    """Replace a text file whole (:func:`atomic_file`)."""
+    with atomic_file(path, lasting) as partial:
         partial.write_text(text, encoding="utf-8")
 
 
 def write_private(path: Path | str, text: str) -> None:
     """Replace a text file whole; its owner alone can read it (mode 0600), from the first byte."""
-    with whole_file(path) as partial:
+    with atomic_file(path) as partial:
         partial.unlink(missing_ok=True)  # left by a killed process, perhaps with another mode
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w", encoding="utf-8") as stream:

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from dpscaffold.cli import app
 from dpscaffold.config import parse
-from dpscaffold.data.tables.draft import dealt, loud_site, row_norm, run_lines, standardised
+from dpscaffold.data.tables.draft import loud_site, random_sizes, row_norm, run_lines, standardised
 from dpscaffold.planning.facts import Facts
 from dpscaffold.privacy import statement
 
@@ -86,8 +86,8 @@ def test_extreme_budgets_are_drafted_without_a_number(epsilon):
 
 
 def test_records_of_no_site_are_dealt_out_to_sites_that_are_large_enough():
-    assert list(dealt(500).values()) == [50] * 10
-    assert list(dealt(45).values()) == [11] * 4 and list(dealt(3).values()) == [3]
+    assert list(random_sizes(500).values()) == [50] * 10
+    assert list(random_sizes(45).values()) == [11] * 4 and list(random_sizes(3).values()) == [3]
 
 
 def test_init_names_the_site_and_what_the_draft_does(tmp_path: Path) -> None:

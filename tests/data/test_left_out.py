@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 
 from dpscaffold import Gaussian, Logistic, Plan, cli, fedavg, train
 from dpscaffold.data import federation_of, load_federation
-from dpscaffold.data.dealing import DEALT_BY_LABEL
+from dpscaffold.data.allocation import PARTITIONED_BY_LABEL
 from dpscaffold.data.tables.source import LEFT_OUT
-from dpscaffold.privacy.preparation import COUNTED, told
+from dpscaffold.privacy.preparation import COUNTED, sentence_of
 
 ODD = 'Sankt "Jürgen" [bold] 100 %s {0}, Süd'
 USERS = [*["north", "south"] * 12, ODD]
@@ -87,9 +87,9 @@ def test_so_it_is_from_python() -> None:
     notes: list[str] = []
     found = federation_of(table, "ill", "site", preprocess=[], notify=notes.append)
     assert any(ODD in note for note in notes) and ODD not in found.names
-    said = [told(step, "record") for step in found.preparation]
+    said = [sentence_of(step, "record") for step in found.preparation]
     assert any(ODD in sentence for sentence in said)
-    assert not any(ODD in told(step, "user") for step in found.preparation)
+    assert not any(ODD in sentence_of(step, "user") for step in found.preparation)
 
 
 def test_nobody_is_named_who_stays(tmp_path: Path, monkeypatch) -> None:
@@ -138,7 +138,7 @@ def test_which_records_are_complete_is_outside_the_guarantee(tmp_path: Path, mon
 
 
 @pytest.mark.parametrize(
-    ("dealing", "looks"),
+    ("partition", "looks"),
     [
         ({"partition": "similarity", "similarity": 0}, True),
         ({"partition": "similarity", "similarity": 100}, False),
@@ -148,7 +148,9 @@ def test_which_records_are_complete_is_outside_the_guarantee(tmp_path: Path, mon
     ],
     ids=str,
 )
-def test_records_dealt_out_by_their_labels_are_named(dealing: dict, looks: bool, tmp_path) -> None:
+def test_records_partitioned_by_their_labels_are_named(
+    partition: dict, looks: bool, tmp_path
+) -> None:
     """Where the statement is silent, another label of one record changes nothing but that record;
     where it speaks, it may change what several users hold."""
     rows = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32)
@@ -158,8 +160,8 @@ def test_records_dealt_out_by_their_labels_are_named(dealing: dict, looks: bool,
         labels[0] = first
         np.savez(tmp_path / "a.npz", features=rows, labels=labels)
         settings = {"source": "npz", "path": tmp_path / "a.npz", "users": 5, "preprocess": []}
-        held.append(load_federation({**settings, **dealing}))
-        named = [s.protection for s in held[-1].preparation if s.sentence == DEALT_BY_LABEL]
+        held.append(load_federation({**settings, **partition}))
+        named = [s.protection for s in held[-1].preparation if s.sentence == PARTITIONED_BY_LABEL]
         assert named == ["unprotected"] * looks
     changed = sum(not torch.equal(held[0].train.of(u)[0], held[1].train.of(u)[0]) for u in range(5))
     assert (changed > 1) == looks

@@ -31,8 +31,8 @@ def own_failures(name: str) -> Iterator[None]:
 
 
 def _said(name: str, error: Exception) -> str:
-    told = " ".join(str(error).split())[:200]
-    what = f"{type(error).__name__}: {told}"
+    text = " ".join(str(error).split())[:200]
+    what = f"{type(error).__name__}: {text}"
     stem = name.partition(":")[0].rpartition(".")[2]
     frames = traceback.extract_tb(error.__traceback__)
     mine = [frame for frame in frames if Path(frame.filename).stem == stem]

@@ -179,17 +179,17 @@ class _Scored(Simulator):
             self.held[user] = torch.tensor([k for k, u in enumerate(order) if u == user])
 
     def _participate(
-        self, worker: Worker, phase: Algorithm, rows: Sequence[Row], told: StackedBroadcast
+        self, worker: Worker, phase: Algorithm, rows: Sequence[Row], broadcast: StackedBroadcast
     ) -> tuple[Upload, Slots]:
         before = self.memories.recall([row.user for row in rows])
-        upload, kept = super()._participate(worker, phase, rows, told)
+        upload, kept = super()._participate(worker, phase, rows, broadcast)
         for place, row in enumerate(rows):
             if row.user in self.held:
-                self._score(row.user, place, upload, before, told)
+                self._score(row.user, place, upload, before, broadcast)
         return upload, kept
 
     def _score(
-        self, user: int, place: int, upload: Upload, before: Slots, told: StackedBroadcast
+        self, user: int, place: int, upload: Upload, before: Slots, broadcast: StackedBroadcast
     ) -> None:
         """Add how much of each of a user's canaries is in the noised gradients of this round."""
         plan, mine = self.settings[0].plan, self.held[user]
@@ -197,7 +197,7 @@ class _Scored(Simulator):
             mean = upload.totals["control"][place] + before["control"][place]
         else:
             mean = -upload.params[place] / (plan.step_size * plan.local_steps)
-        x, records = told.params[0], int(self.settings[0].sizes[user])
+        x, records = broadcast.params[0], int(self.settings[0].sizes[user])
         here, there = self._forms(mine, x)
         # All else is known to the adversary: what is left of the mean is canaries and noise.
         known = self._others(user, x) + (here + there).sum(0) / 2

@@ -52,9 +52,9 @@ def sum_games(
     for number in range(1, int(times.max(initial=0)) + 1):
         takes_part = times >= number
         phase = settings[0].algorithm.phase(number, settings[0].warm_rounds)
-        told = sent(settings[0], engine, phase, everyone, number, subject.start)
+        broadcast = sent(settings[0], engine, phase, everyone, number, subject.start)
         draws = [everyone if active else nobody for active in takes_part]
-        gathered = engine.gather_all(phase, [told] * runs, draws)
+        gathered = engine.gather_all(phase, [broadcast] * runs, draws)
         moves, changes = _sums(engine, gathered, engine.round_seen(), known, len(users))
         kept += changes * takes_part  # what is remembered follows from what was sent before
         seen[:, number - 1] = np.stack([-moves, kept]) * takes_part

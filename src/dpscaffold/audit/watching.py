@@ -47,9 +47,9 @@ class WatchedSimulator(Simulator):
         self._seen: list[UploadProjections] = []
 
     def _participate(
-        self, worker: Worker, phase: Algorithm, rows: Sequence[Row], told: StackedBroadcast
+        self, worker: Worker, phase: Algorithm, rows: Sequence[Row], broadcast: StackedBroadcast
     ) -> tuple[Upload, Slots]:
-        upload, kept = super()._participate(worker, phase, rows, told)
+        upload, kept = super()._participate(worker, phase, rows, broadcast)
         self._seen.append(self._look(rows, upload))
         return upload, kept
 

@@ -71,10 +71,10 @@ def audit_command(
         asked.check()
     errors = Console(stderr=True, highlight=False)
 
-    told: dict[str, int] = {}
+    printed: dict[str, int] = {}
 
     def watch(name: str, games: int, wanted: int, left: float) -> None:
-        if not as_json and (quarter_done(told, name, games, wanted) or errors.is_terminal):
+        if not as_json and (quarter_done(printed, name, games, wanted) or errors.is_terminal):
             errors.print(f"{name}: {games:,} of {wanted:,} games, {duration(left)} left")
 
     def single(seconds: float) -> OneRun:
@@ -119,16 +119,16 @@ def _show(report: Report, confidence: float, figure: Path | None) -> None:
         console.print(f"figure: {figure}")
 
 
-def quarter_done(told: dict[str, int], name: str, games: int, wanted: int) -> bool:
+def quarter_done(printed: dict[str, int], name: str, games: int, wanted: int) -> bool:
     """Whether another quarter of the games is over: where lines stay, more would be too many.
 
-    >>> told: dict[str, int] = {}
-    >>> sum(quarter_done(told, "server", games, 1000) for games in range(0, 1001, 10))
+    >>> printed: dict[str, int] = {}
+    >>> sum(quarter_done(printed, "server", games, 1000) for games in range(0, 1001, 10))
     5
     """
     quarter = 4 * games // max(1, wanted)
-    news = told.get(name) != quarter
-    told[name] = quarter
+    news = printed.get(name) != quarter
+    printed[name] = quarter
     return news
 
 

@@ -12,7 +12,7 @@ from dpscaffold.cli.usage import refuse_given
 from dpscaffold.errors import BadInput
 
 if TYPE_CHECKING:
-    from dpscaffold.data.tables.profile import Look
+    from dpscaffold.data.tables.profile import TableProfile
 
 
 #: How many rows are looked at by default.
@@ -62,7 +62,7 @@ def init_command(
 
     _check_numbers(epsilon, rows)
     target = _target(data, out, force)
-    found: Look | None = None
+    found: TableProfile | None = None
     if data.suffix.lower() == ".npz":
         asked = {"--label": label, "--user": user, "--rows": rows}
         refuse_given(asked, f"and {data} has no columns; leave it out")
@@ -105,7 +105,7 @@ def _check_numbers(epsilon: float, rows: int | None) -> None:
         raise BadInput("out-of-range", f"--rows is {rows}; look at 20 or more")
 
 
-def _tell_columns(found: Look) -> None:
+def _tell_columns(found: TableProfile) -> None:
     """The role of every column and why; a site that dominates the others is named."""
     from dpscaffold.data.tables.draft import loud_site
 

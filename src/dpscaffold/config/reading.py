@@ -44,10 +44,10 @@ def home(path: Path) -> Path:
     folder's is the one that the run began with."""
     begun = path.parent / "run.json"
     try:
-        told = json.loads(begun.read_text(encoding="utf-8")).get("home")
+        home = json.loads(begun.read_text(encoding="utf-8")).get("home")
     except (OSError, ValueError, AttributeError):
         return path.parent
-    return Path(told) if isinstance(told, str) else path.parent
+    return Path(home) if isinstance(home, str) else path.parent
 
 
 #: Keys that say nothing about how well a run learns.

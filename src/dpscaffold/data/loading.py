@@ -14,6 +14,14 @@ import numpy as np
 import torch
 
 from dpscaffold.atomic import draft_of
+from dpscaffold.data.allocation import (
+    PARTITIONED_BY_NUMBER,
+    allocate,
+    drafted,
+    left_out,
+    named,
+    too_small,
+)
 from dpscaffold.data.config import (
     Cifar10,
     Csv,
@@ -33,8 +41,7 @@ from dpscaffold.data.config import (
     parse_data,
     range_of,
 )
-from dpscaffold.data.dealing import DEALT_BY_NUMBER, deal, drafted, left_out, named, too_small
-from dpscaffold.data.pool import Pool, dealt, numbered, offsets, split_rows, steps_of
+from dpscaffold.data.pool import Pool, numbered, offsets, partitioned, split_rows, steps_of
 from dpscaffold.data.preparation import fit, preprocess, refuse_redraws
 from dpscaffold.data.prepared import after, transformed
 from dpscaffold.data.sources import cifar, images
@@ -85,7 +92,7 @@ def load_federation(
     if sizes is None:
         return federation
     if isinstance(settings, Pooled) and settings.chosen_partition != "natural":
-        dealt_out = Remark(DEALT_BY_NUMBER, "none needed", counted=True)
+        dealt_out = Remark(PARTITIONED_BY_NUMBER, "none needed", counted=True)
         federation = replace(federation, preparation=(*federation.preparation, dealt_out))
     return federation.declaring(sizes)
 
@@ -114,10 +121,10 @@ def _load(settings: Any, notify: Notify | None, release: bool) -> Federation:
 
 
 def federation_of_pool(pool: Pool, settings: Pooled, notify: Notify | None = None) -> Federation:
-    """Deal a pool out to users and prepare it, as the settings say."""
+    """Partition a pool among users and prepare it, as the settings say."""
     for note in pool.notes if notify else ():
         notify(note)  # type: ignore[misc]
-    parts, names = deal(pool.labels, pool.users, pool.names, settings)
+    parts, names = allocate(pool.labels, pool.users, pool.names, settings)
     gone = too_small(pool.users, pool.names, settings)
     if gone and notify:
         notify(f"warning: {named(gone)}")
@@ -136,7 +143,7 @@ def _assembled(
     """The federation of these parts after its preprocessing. The tables are looked through once,
     as they will be used; where they cannot be, the raw ones may say why in fewer words."""
     names = names or numbered(parts)
-    train, test = dealt(pool, parts, settings.test_ratio, settings.seed, names)
+    train, test = partitioned(pool, parts, settings.test_ratio, settings.seed, names)
     _check_labels(train, names, pool.title, pool.target, settings)
     target, title = pool.target, pool.title
     try:
@@ -331,7 +338,7 @@ def _stream(settings: TabularFile, folder: Path, notify: Notify | None) -> Feder
     scan = scan_table(table_of(settings))
     for note in scan.notes if notify else ():
         notify(note)  # type: ignore[misc]
-    parts, names = deal(scan.labels, scan.users, scan.user_names, settings)
+    parts, names = allocate(scan.labels, scan.users, scan.user_names, settings)
     gone = too_small(scan.users, scan.user_names, settings)
     if gone and notify:
         notify(f"warning: {named(gone)}")

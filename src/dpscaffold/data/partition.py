@@ -64,8 +64,8 @@ def uneven_sizes(total: int, users: int, weights: np.ndarray, minimum: int = 2) 
     sizes = np.floor(exact).astype(np.int64)
     late = np.argsort(-(exact - sizes), kind="stable")[: spare - int(sizes.sum())]
     sizes[late] += 1
-    dealt: np.ndarray = sizes + minimum
-    return dealt
+    total_sizes: np.ndarray = sizes + minimum
+    return total_sizes
 
 
 def lognormal_sizes(

@@ -138,7 +138,7 @@ def assemble(
     [3, 1]
     """
     names = tuple(names) or numbered(parts)
-    train, test = dealt(pool, parts, test_ratio, seed, names)
+    train, test = partitioned(pool, parts, test_ratio, seed, names)
     federation = Federation(train, test, pool.target, names, pool.title, steps_of(pool))
     return federation.validated()
 
@@ -148,7 +148,7 @@ def numbered(parts: Sequence[np.ndarray]) -> tuple[str, ...]:
     return tuple(str(i) for i in range(len(parts)))
 
 
-def dealt(
+def partitioned(
     pool: Pool, parts: Sequence[np.ndarray], test_ratio: float, seed: int, names: Sequence[str]
 ) -> tuple[Records, Records]:
     """The train and the test table of these parts, which nobody has looked through yet."""

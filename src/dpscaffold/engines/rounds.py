@@ -104,8 +104,8 @@ def announced(
     """What the server sends to the participants of the next round: x and what is announced."""
     server, number = state.server, state.round + 1
     cohort = DrawnCohort(setting, draw, memories, phase.mirrored, server.params.device, number)
-    told = phase.announce(server, cast("Cohort", cohort))
-    return Broadcast(number, server.params, told)
+    announced = phase.announce(server, cast("Cohort", cohort))
+    return Broadcast(number, server.params, announced)
 
 
 @dataclass(frozen=True)

@@ -139,18 +139,18 @@ class Simulator:
             for run, draw in enumerate(draws)
             for user in draw.active.tolist()
         ]
-        told = StackedBroadcast(broadcasts)
+        broadcast = StackedBroadcast(broadcasts)
         last = _Last(phase, list(broadcasts), list(draws))
         self._last, self.to_redo = last, False
         for worker in self.workers:
             worker.cut.flags.clear()
         sums = [
-            Aggregate(setting, draw, told.params[0])
+            Aggregate(setting, draw, broadcast.params[0])
             for setting, draw in zip(self.settings, draws, strict=True)
         ]
 
         def work(worker: Worker, shard: Sequence[Row]) -> tuple[Upload, Slots]:
-            return self._participate(worker, phase, shard, told)
+            return self._participate(worker, phase, shard, broadcast)
 
         try:
             for shard, (upload, kept) in self._shards.answers(rows, work):
@@ -188,12 +188,14 @@ class Simulator:
                 worker.cut.whole = False
 
     def _participate(
-        self, worker: Worker, phase: Algorithm, rows: Sequence[Row], told: StackedBroadcast
+        self, worker: Worker, phase: Algorithm, rows: Sequence[Row], broadcast: StackedBroadcast
     ) -> tuple[Upload, Slots]:
         """K local steps of these rows on a worker's device; the answer is on the first."""
         memory = self._recalled(rows)
-        drawn = self.ahead.indices(told.round, rows) if self.ahead else None
-        upload, kept = worker.participate(phase, rows, told.to(rows, worker.device), memory, drawn)
+        drawn = self.ahead.indices(broadcast.round, rows) if self.ahead else None
+        upload, kept = worker.participate(
+            phase, rows, broadcast.to(rows, worker.device), memory, drawn
+        )
         if worker.device == self.device:
             return upload, kept
         home = {name: value.to(self.device) for name, value in upload.totals.items()}

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dpscaffold.atomic import whole_file
+from dpscaffold.atomic import atomic_file
 from dpscaffold.checks import choice
 from dpscaffold.data.tables.cells import CellReader
 from dpscaffold.data.tables.codec import Coding
@@ -46,7 +46,7 @@ def export(model: Model, to: str, out: Path, only_protected: bool = False) -> Pa
     if to == "safetensors":
         return model.save(out)
     out.parent.mkdir(parents=True, exist_ok=True)
-    with whole_file(out) as partial, _quietly():
+    with atomic_file(out) as partial, _quietly():
         _to_torch(model, partial) if to == "torch" else _to_onnx(model, partial)
     return out
 

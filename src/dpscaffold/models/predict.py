@@ -22,7 +22,7 @@ import pyarrow.csv
 import pyarrow.parquet
 import torch
 
-from dpscaffold.atomic import draft_of, put_in_place, whole_file
+from dpscaffold.atomic import atomic_file, draft_of, put_in_place
 from dpscaffold.data.tables.cells import as_text
 from dpscaffold.data.tables.dialect import Format, TableFile, is_many
 from dpscaffold.data.tables.rows import (
@@ -184,7 +184,7 @@ def batch_writer(out: Path | IO[bytes], shape: pa.Schema) -> Iterator[Any]:
     kind = written_kind(out)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(out) as partial, open_writer(partial, kind, shape) as writer:
+        with atomic_file(out) as partial, open_writer(partial, kind, shape) as writer:
             yield writer
     except OSError as problem:
         raise BadInput(

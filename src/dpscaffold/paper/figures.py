@@ -8,7 +8,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from dpscaffold.algorithms import ALGORITHMS
-from dpscaffold.atomic import whole_file
+from dpscaffold.atomic import atomic_file
 from dpscaffold.paper.published import caption
 from dpscaffold.paper.results import CaseResult, Results, SeedSummary, average, last
 from dpscaffold.report.drawing import new_figure
@@ -36,7 +36,7 @@ def draw(results: Results, folder: Path, title: str) -> list[str]:
     )
     for name in ("figure.png", "figure.svg"):
         dated = {"Date": None} if name.endswith("svg") else None
-        with whole_file(folder / name) as partial, rc_context({"svg.hashsalt": "dpscaffold"}):
+        with atomic_file(folder / name) as partial, rc_context({"svg.hashsalt": "dpscaffold"}):
             figure.savefig(partial, dpi=130, metadata=dated)
     return ["figure.png", "figure.svg"]
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpscaffold.atomic import whole_file
+from dpscaffold.atomic import atomic_file
 from dpscaffold.paper.archive import Archive, FinishedRun
 from dpscaffold.paper.cases import Case
 from dpscaffold.paper.definition import Experiment
@@ -261,7 +261,7 @@ def write_tidy(rows: Sequence[dict[str, Any]], folder: Path) -> list[str]:
     written."""
     written = ["results.csv"]
     with (
-        whole_file(folder / "results.csv") as partial,
+        atomic_file(folder / "results.csv") as partial,
         partial.open("w", newline="", encoding="utf-8") as stream,
     ):
         writer = csv.DictWriter(stream, list(rows[0]))
@@ -274,7 +274,7 @@ def write_tidy(rows: Sequence[dict[str, Any]], folder: Path) -> list[str]:
         return written
     columns = {key: [_typed(row[key]) for row in rows] for key in rows[0]}
     columns["clip"] = [None if v is None else str(v) for v in columns["clip"]]
-    with whole_file(folder / "results.parquet") as partial:
+    with atomic_file(folder / "results.parquet") as partial:
         parquet.write_table(pa.table(columns), partial)
     return [*written, "results.parquet"]
 

@@ -417,9 +417,9 @@ def numbers_sent(setting: Setting) -> tuple[int, int]:
     slots = {name: torch.zeros(1) for name in algorithm.keeps}
     own = {name: torch.zeros(1, 1) for name in algorithm.shared}
     cohort = Cohort((0,), torch.ones(1), Known(1, 1.0), own, torch.zeros(1, dtype=torch.bool))
-    told = algorithm.announce(Server(torch.zeros(1), slots), cohort)
+    announced = algorithm.announce(Server(torch.zeros(1), slots), cohort)
     up = sum(length if size == "vector" else 1 for size in algorithm.shared.values())
-    return length * (1 + len(told)), length + up
+    return length * (1 + len(announced)), length + up
 
 
 def as_tables(found: Recommendation) -> dict[str, Any]:

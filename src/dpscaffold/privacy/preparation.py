@@ -110,11 +110,11 @@ def left_open(steps: Iterable[Preparation]) -> list[str]:
     return [step.sentence for step in steps if step.protection not in WITHIN]
 
 
-def told(step: Preparation, unit: str) -> str:
+def sentence_of(step: Preparation, unit: str) -> str:
     """What a statement says of a step: names of users only where users are not what is hidden.
 
     >>> step = Remark("Small users were left out.", "none needed", named="They are: north.")
-    >>> told(step, "record"), told(step, "user")
+    >>> sentence_of(step, "record"), sentence_of(step, "user")
     ('Small users were left out. They are: north.', 'Small users were left out.')
     """
     named = getattr(step, "named", "")
@@ -138,7 +138,7 @@ def unnamed(steps: Iterable[P], unit: str) -> list[P]:
 
 def said_of(steps: Iterable[Preparation], unit: str) -> list[dict[str, str]]:
     """What a statement says of steps, and how each treats private records."""
-    return [{"sentence": told(step, unit), "protection": step.protection} for step in steps]
+    return [{"sentence": sentence_of(step, unit), "protection": step.protection} for step in steps]
 
 
 def charged(

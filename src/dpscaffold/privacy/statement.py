@@ -11,7 +11,7 @@ from dpscaffold.privacy.costs import Cost
 from dpscaffold.privacy.human import GROUPS
 from dpscaffold.privacy.ledger import Ledger
 from dpscaffold.privacy.mechanism import Mechanism
-from dpscaffold.privacy.preparation import Preparation, left_open, told
+from dpscaffold.privacy.preparation import Preparation, left_open, sentence_of
 from dpscaffold.privacy.quote import with_quote
 from dpscaffold.privacy.released import Released
 from dpscaffold.privacy.selected import WinnerGuarantee
@@ -242,7 +242,7 @@ def _mechanism(run: Mechanism) -> MechanismSummary:
 
 def _prepared(preparation: Sequence[Preparation], unit: str) -> tuple[PreparationStep, ...]:
     """How the records were prepared, each step with its protection."""
-    return tuple(PreparationStep(told(step, unit), step.protection) for step in preparation)
+    return tuple(PreparationStep(sentence_of(step, unit), step.protection) for step in preparation)
 
 
 def _outside(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dpscaffold.atomic import whole_file
+from dpscaffold.atomic import atomic_file
 from dpscaffold.errors import BadInput
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def new_figure(width: float, height: float) -> Figure:
 def save_figure(figure: Figure, path: Path | str, dpi: int | None = None) -> None:
     """Write a figure; the ending of the name chooses PNG, SVG or PDF."""
     try:
-        with whole_file(path) as partial:
+        with atomic_file(path) as partial:
             figure.savefig(partial, dpi=dpi or figure.dpi)
     except (OSError, ValueError) as error:
         raise BadInput(

@@ -105,27 +105,27 @@ def tell(path: Path, with_metrics: bool = False) -> StoredRun:
 
 def numbered(runs: Sequence[StoredRun]) -> list[StoredRun]:
     """The runs, with numbers where several are called alike."""
-    names = [told.name for told in runs]
+    names = [stored.name for stored in runs]
     return [
-        replace(told, number=names[: k + 1].count(told.name))
-        if names.count(told.name) > 1
-        else told
-        for k, told in enumerate(runs)
+        replace(stored, number=names[: k + 1].count(stored.name))
+        if names.count(stored.name) > 1
+        else stored
+        for k, stored in enumerate(runs)
     ]
 
 
-def _leaves_out(told: StoredRun) -> bool:
+def _leaves_out(stored: StoredRun) -> bool:
     """Whether the page of a run leaves its metrics out, which are outside ε."""
-    return told.promises and not told.shows(told.run.metric)
+    return stored.promises and not stored.shows(stored.run.metric)
 
 
 def results(runs: Sequence[StoredRun]) -> Section:
     """What was learnt and how well, next to the baseline."""
     blocks: list[Block | None] = []
-    for told in runs:
-        blocks += [Text(_learnt(told)), *_verdict(told), *_warnings(told)]
-    names = dict.fromkeys(n for told in runs for n in told.final if n.startswith("test_"))
-    if any(told.exposed for told in runs):
+    for stored in runs:
+        blocks += [Text(_learnt(stored)), *_verdict(stored), *_warnings(stored)]
+    names = dict.fromkeys(n for stored in runs for n in stored.final if n.startswith("test_"))
+    if any(stored.exposed for stored in runs):
         blocks.insert(0, Text(OUTSIDE, warning=True))
     if names:
         blocks.append(
@@ -139,56 +139,58 @@ def results(runs: Sequence[StoredRun]) -> Section:
 
 def marked(runs: Sequence[StoredRun], text: str) -> str:
     """A caption, which says so where some of its numbers are outside ε."""
-    outside = any(told.exposed for told in runs)
+    outside = any(stored.exposed for stored in runs)
     return f"Outside ε: {text[0].lower()}{text[1:]}" if outside else text
 
 
 def _caption(runs: Sequence[StoredRun]) -> str:
     how = "averaged over users where a metric is a mean"
-    if all(told.engine == "sites" for told in runs):
+    if all(stored.engine == "sites" for stored in runs):
         return f"On public rows; {how}"
     return marked(runs, f"On the records that were held out; {how}")
 
 
-def _one_with_references(told: StoredRun, names: Sequence[str]) -> Table:
+def _one_with_references(stored: StoredRun, names: Sequence[str]) -> Table:
     """The metrics of one run, with what they stand next to in columns of their own."""
-    found = [(words, [told.reference(key, name) for name in names]) for key, words, _ in REFERENCES]
+    found = [
+        (words, [stored.reference(key, name) for name in names]) for key, words, _ in REFERENCES
+    ]
     columns = [(words, values) for words, values in found if any(v is not None for v in values)]
     rows = tuple(
-        (titled(name), _number(told.final.get(name)), *(_number(v[k]) for _, v in columns))
+        (titled(name), _number(stored.final.get(name)), *(_number(v[k]) for _, v in columns))
         for k, name in enumerate(names)
     )
-    return Table(_caption([told]), ("", "this model", *(words for words, _ in columns)), rows)
+    return Table(_caption([stored]), ("", "this model", *(words for words, _ in columns)), rows)
 
 
 def _several(runs: Sequence[StoredRun], names: Sequence[str]) -> Table:
     """The metrics of several runs; what they stand next to for the metric that is shown alone."""
     rows = []
     for name in names:
-        rows.append((titled(name), *(_number(told.final.get(name)) for told in runs)))
+        rows.append((titled(name), *(_number(stored.final.get(name)) for stored in runs)))
         for key, _, words in REFERENCES if name == runs[0].run.metric else ():
-            values = [told.reference(key, name) for told in runs]
+            values = [stored.reference(key, name) for stored in runs]
             if any(value is not None for value in values):
                 rows.append((f"{titled(name)} {words}", *map(_number, values)))
-    return Table(_caption(runs), ("", *(told.name for told in runs)), tuple(rows))
+    return Table(_caption(runs), ("", *(stored.name for stored in runs)), tuple(rows))
 
 
 def _loss_title(runs: Sequence[StoredRun]) -> str:
-    return f"training loss{' (outside ε)' if any(told.exposed for told in runs) else ''}"
+    return f"training loss{' (outside ε)' if any(stored.exposed for stored in runs) else ''}"
 
 
 def _circumstances(runs: Sequence[StoredRun]) -> Table:
-    losses = [told.final.get("train_loss") for told in runs]
-    times = [_time(told) if told.shows("seconds") else "–" for told in runs]
+    losses = [stored.final.get("train_loss") for stored in runs]
+    times = [_time(stored) if stored.shows("seconds") else "–" for stored in runs]
     rows: list[tuple[str, ...]] = [
-        ("ε towards the server", *(_epsilon(told) for told in runs)),
-        ("rounds", *(str(told.final.get("round")) for told in runs)),
+        ("ε towards the server", *(_epsilon(stored) for stored in runs)),
+        ("rounds", *(str(stored.final.get("round")) for stored in runs)),
     ]
     if set(losses) != {None}:
         rows.insert(0, (_loss_title(runs), *map(_number, losses)))
     if set(times) != {"–"}:
         rows.append(("time", *times))
-    head = ("", *(told.name for told in runs)) if len(runs) > 1 else ("", "value")
+    head = ("", *(stored.name for stored in runs)) if len(runs) > 1 else ("", "value")
     return Table("How it was learnt", head, tuple(rows))
 
 
@@ -196,8 +198,8 @@ def _listed(names: Sequence[str], most: int) -> str:
     return ", ".join(names[:most]) + (", …" if len(names) > most else "")
 
 
-def _learnt(told: StoredRun) -> str:
-    model, summary = told.model, told.run.summary
+def _learnt(stored: StoredRun) -> str:
+    model, summary = stored.model, stored.run.summary
     target = model.get("target") or {}
     classes = target.get("classes") or []
     shown = _listed(classes, 8)
@@ -212,17 +214,17 @@ def _learnt(told: StoredRun) -> str:
     of = f" from {len(columns)} columns ({_listed(columns, 6)})" if columns else ""
     ended = summary.get("ended", "unfinished")
     return (
-        f"{told.name} learnt {what}{of} on {summary.get('data', 'its data')}. "
-        f"The run is {ended}, with {told.final.get('round')} rounds evaluated."
+        f"{stored.name} learnt {what}{of} on {summary.get('data', 'its data')}. "
+        f"The run is {ended}, with {stored.final.get('round')} rounds evaluated."
     )
 
 
-def _verdict(told: StoredRun) -> list[Block]:
+def _verdict(stored: StoredRun) -> list[Block]:
     """Whether the model is of use, where its metrics may be shown."""
-    found = told.run.summary.get("verdict")
-    if not found or not told.shows(told.run.metric):
+    found = stored.run.summary.get("verdict")
+    if not found or not stored.shows(stored.run.metric):
         return []
-    return [Text(f"Verdict: {told.name} is {found}.", strong=True)]
+    return [Text(f"Verdict: {stored.name} is {found}.", strong=True)]
 
 
 def _why_unprotected(said: Statement | None) -> str:
@@ -232,24 +234,24 @@ def _why_unprotected(said: Statement | None) -> str:
     return (said.reason if said else None) or "no privacy statement was found"
 
 
-def _warnings(told: StoredRun) -> list[Block]:
-    summary, found = told.run.summary, []
+def _warnings(stored: StoredRun) -> list[Block]:
+    summary, found = stored.run.summary, []
     ended = summary.get("ended")
     if ended == "interrupted" or not summary:
         found.append("This run is not finished: its numbers are those of the last evaluated round.")
     elif ended == "budget":
         found.append(f"This run was ended by its privacy budget: {summary.get('message', '')}.")
-    reason = _why_unprotected(told.run.privacy)
+    reason = _why_unprotected(stored.run.privacy)
     if reason:
         found.append(f"{reason[0].upper()}{reason[1:]}. Nothing here protects a record.")
-    if summary.get("warning") and told.shows("train_loss"):
+    if summary.get("warning") and stored.shows("train_loss"):
         text = str(summary["warning"])
         found.append(f"{text[0].upper()}{text[1:]}.")
     return [Text(text, warning=True) for text in found]
 
 
-def _epsilon(told: StoredRun) -> str:
-    said = told.run.privacy
+def _epsilon(stored: StoredRun) -> str:
+    said = stored.run.privacy
     if said is None or said.server.epsilon is None or said.delta is None:
         return "no guarantee"
     parts = [f"{round_up(said.server.epsilon)} over the draw"]
@@ -265,6 +267,6 @@ def _number(value: Any) -> str:
     return "–" if value is None else f"{float(value):.4f}"
 
 
-def _time(told: StoredRun) -> str:
-    seconds = told.run.summary.get("seconds")
+def _time(stored: StoredRun) -> str:
+    seconds = stored.run.summary.get("seconds")
     return "–" if seconds is None else duration(seconds)

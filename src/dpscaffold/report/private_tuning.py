@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from dpscaffold.atomic import whole_file, write_text
+from dpscaffold.atomic import atomic_file, write_text
 from dpscaffold.errors import BadInput
 from dpscaffold.models.model import Model
 from dpscaffold.models.trained import Origin
@@ -56,7 +56,7 @@ def write_private_tuning(tuned: PrivateTuningResult, folder: Path) -> list[str]:
     write_text(winner / "winner.json", _json(tuned.released()))
     if tuned.winner.model is not None:
         _model(tuned).save(winner / "model")
-    with whole_file(folder / "server.json") as partial:
+    with atomic_file(folder / "server.json") as partial:
         partial.touch(mode=0o600)
         partial.write_text(_json(tuned.seen_by_server()), encoding="utf-8")
     return ["winner", "server.json"]

@@ -43,37 +43,37 @@ def page_of(paths: Sequence[Path], with_metrics: bool = False) -> Page:
     ``with_metrics`` asks for them.
     """
     runs = numbered([tell(path, with_metrics) for path in paths])
-    if with_metrics and not any(told.promises for told in runs):
+    if with_metrics and not any(stored.promises for stored in runs):
         raise BadInput(
             "not-applicable",
             "--with-metrics is given, but pages of runs that keep no promise show their metrics "
             "anyway; leave it out",
         )
     parts = [results(runs)]
-    for told in runs:
+    for stored in runs:
         promised = (
-            privacy_section(told.run.privacy),
-            person_section(told.run.privacy),
-            _spending(told),
-            outside_section(told.run.privacy),
+            privacy_section(stored.run.privacy),
+            person_section(stored.run.privacy),
+            _spending(stored),
+            outside_section(stored.run.privacy),
         )
-        parts += _named(promised, told, runs)
+        parts += _named(promised, stored, runs)
     parts += [part for part in (_course(runs),) if part.blocks]
-    for told in runs:
-        parts += _named((_sites(told), _again(told)), told, runs)
+    for stored in runs:
+        parts += _named((_sites(stored), _again(stored)), stored, runs)
     subtitle = "A report on a model learnt from many parties, and on its privacy"
     return Page(_title(runs), subtitle, tuple(parts))
 
 
 def _title(runs: Sequence[StoredRun]) -> str:
-    data = dict.fromkeys(str(told.run.summary.get("data") or "its data") for told in runs)
+    data = dict.fromkeys(str(stored.run.summary.get("data") or "its data") for stored in runs)
     who = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
     return f"{who} on {' and '.join(data)}"
 
 
-def _named(found: Sequence[Section], told: StoredRun, runs: Sequence[StoredRun]) -> list[Section]:
+def _named(found: Sequence[Section], stored: StoredRun, runs: Sequence[StoredRun]) -> list[Section]:
     """The sections that say something; of several runs with the run's name."""
-    suffix, of = (f": {told.name}", told.name) if len(runs) > 1 else ("", "")
+    suffix, of = (f": {stored.name}", stored.name) if len(runs) > 1 else ("", "")
     return [Section(part.title + suffix, part.blocks, of) for part in found if part.blocks]
 
 
@@ -93,15 +93,15 @@ def _curve(
     runs: Sequence[StoredRun], metric: str, what: str, levels: tuple[tuple[str, float], ...] = ()
 ) -> Curves | None:
     lines = []
-    for told in runs:
-        rows = told.run.history
+    for stored in runs:
+        rows = stored.run.history
         points = tuple(
             (float(row.round), value)
             for row in rows
             if (value := row.metrics.get(metric)) is not None
         )
-        if points and told.shows(metric):
-            lines.append(Line(told.name, points))
+        if points and stored.shows(metric):
+            lines.append(Line(stored.name, points))
     if not lines:
         return None
     caption = f"{what[0].upper()}{what[1:]} by round"
@@ -109,9 +109,9 @@ def _curve(
     return Curves(caption, "round", what, tuple(lines), levels)
 
 
-def _sites(told: StoredRun) -> Section:
+def _sites(stored: StoredRun) -> Section:
     """The users, as far as they may be shown."""
-    mechanism = told.run.privacy.mechanism if told.run.privacy else None
+    mechanism = stored.run.privacy.mechanism if stored.run.privacy else None
     if mechanism is None:
         return Section("The sites", ())
     rows = [
@@ -130,12 +130,12 @@ def _sites(told: StoredRun) -> Section:
     return section("The sites", [Table("Who took part", ("", "value"), tuple(rows)), Text(text)])
 
 
-def _spending(told: StoredRun) -> Section:
+def _spending(stored: StoredRun) -> Section:
     """ε over rounds, and what users spent; who was left out and why."""
-    said = told.run.privacy
+    said = stored.run.privacy
     if said is None or said.mechanism is None or not said.guarantee:
         return Section("What was spent", ())
-    blocks: list[Block | None] = [_curve([told], "epsilon_server", "ε towards the server")]
+    blocks: list[Block | None] = [_curve([stored], "epsilon_server", "ε towards the server")]
     ledger = said.ledger
     if ledger:
         spread, counts = ledger.epsilon_over_users, ledger.participations
@@ -180,21 +180,21 @@ def _binned(counts: Mapping[int, int], most: int = 24) -> tuple[tuple[str, float
     return tuple(bins)
 
 
-def _again(told: StoredRun) -> Section:
+def _again(stored: StoredRun) -> Section:
     """Configuration, versions, and how to run it again."""
-    rows = [(key, str(value)) for key, value in told.versions.items()]
-    rows += [("engine", told.engine)] if told.engine else []
+    rows = [(key, str(value)) for key, value in stored.versions.items()]
+    rows += [("engine", stored.engine)] if stored.engine else []
     command = "dpscaffold train config.toml --out runs/again"
     seed = "With the same seed, machine and versions every number is repeated."
-    config, said = told.config, told.run.privacy
-    if told.run.private:
+    config, said = stored.config, stored.run.privacy
+    if stored.run.private:
         config = without_seed(config)
-    if told.run.private and said is not None and said.simulated:
+    if stored.run.private and said is not None and said.simulated:
         seed += (
             " The seed is left out here, because it gives the noise away: publish results of a "
             "simulation, not its seed."
         )
-    elif told.run.private:
+    elif stored.run.private:
         seed = (
             "Its noise came from the operating system and is kept nowhere, so another run has "
             "other noise of the same law. The seed of the draw is left out here: it would tell who "

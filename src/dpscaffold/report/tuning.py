@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.table import Table
 
-from dpscaffold.atomic import whole_file, write_text
+from dpscaffold.atomic import atomic_file, write_text
 from dpscaffold.report.drawing import new_figure, save_figure
 from dpscaffold.report.fitting import TextColumn, fitted
 from dpscaffold.runs.written import to_toml
@@ -64,7 +64,7 @@ def _sentence(tuned: TuningResult) -> str:
 
 
 def _write_csv(tuned: TuningResult, path: Path) -> None:
-    with whole_file(path) as partial, partial.open("w", newline="", encoding="utf-8") as stream:
+    with atomic_file(path) as partial, partial.open("w", newline="", encoding="utf-8") as stream:
         writer = csv.writer(stream)
         writer.writerow([*tuned.tune.grid, "mean", "deviation", "diverged_folds", "folds"])
         for score in tuned.scores:

@@ -36,10 +36,10 @@ from typing import Any
 import torch
 
 from dpscaffold.atomic import (
+    atomic_file,
     binary_file,
     hold,
     sync_file,
-    whole_file,
     write_private,
     write_text,
     write_texts,
@@ -300,7 +300,7 @@ class RunFolder:
         if self.file("metrics.jsonl").exists():
             sync_file(self.file("metrics.jsonl"))
         named = replace(checkpoint, metrics=self._metrics_hash.hexdigest())
-        with whole_file(self.file("checkpoint.pt")) as partial, binary_file(partial) as stream:
+        with atomic_file(self.file("checkpoint.pt")) as partial, binary_file(partial) as stream:
             torch.save(named.to_dict(), stream)
 
     def load_checkpoint(self) -> Checkpoint | None:

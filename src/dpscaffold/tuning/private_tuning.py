@@ -288,13 +288,13 @@ def unscored(tell: Listener) -> Listener:
     RoundDone(round=1, of=2, params=[], rows=[HistoryRow(round=1, metrics={})])
     """
 
-    def told(event: Event) -> None:
+    def forward(event: Event) -> None:
         if isinstance(event, RoundDone):
             event = replace(event, rows=[HistoryRow(event.round) for _ in event.rows])
         if not isinstance(event, Evaluated):
             tell(event)
 
-    return told
+    return forward
 
 
 def as_lines(values: Mapping[str, Any]) -> str:

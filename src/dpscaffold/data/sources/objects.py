@@ -313,8 +313,8 @@ def _stacked(
     features, labels, *_ = zip(*parts.values(), strict=True)
     check_widths(features)
     users: list[str] = []
-    for name, (_, y, told, _) in parts.items():
-        users += told or [name] * (len(y) * many)
+    for name, (_, y, named, _) in parts.items():
+        users += named or [name] * (len(y) * many)
     pool = from_pooled(
         np.concatenate(features),
         np.concatenate(labels),

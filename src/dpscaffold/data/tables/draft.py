@@ -16,7 +16,7 @@ from dpscaffold.data.config import BLANK
 from dpscaffold.data.sources.arrays import npz_arrays, read_npz
 from dpscaffold.data.tables.dialect import AUTO
 from dpscaffold.data.tables.guesses import is_measured, rounded_range
-from dpscaffold.data.tables.profile import LEAST_RECORDS, ColumnProfile, Look
+from dpscaffold.data.tables.profile import LEAST_RECORDS, ColumnProfile, TableProfile
 from dpscaffold.data.tables.spellings import toml_key, toml_text, written
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.roster import FEW_USERS
@@ -28,18 +28,18 @@ from dpscaffold.privacy.showing import round_up
 #: the weights of features, and the bias is learnt more slowly.
 MOST_NORM = 3.0
 #: Where no column names a site, records are partitioned among this many.
-DEALT = 10
+MOST_RANDOM_SITES = 10
 #: A site is named where its noise would be more than this share of all sites' together.
 DOMINATES = 0.5
 
 
-def dealt(records: int) -> dict[str, int]:
+def random_sizes(records: int) -> dict[str, int]:
     """Sites of equal sizes, for records that belong to none.
 
-    >>> dealt(45)
+    >>> random_sizes(45)
     {'0': 11, '1': 11, '2': 11, '3': 11}
     """
-    count = max(1, min(DEALT, records // LEAST_RECORDS))
+    count = max(1, min(MOST_RANDOM_SITES, records // LEAST_RECORDS))
     return {str(site): records // count for site in range(count)}
 
 
@@ -164,7 +164,7 @@ BLANKS = f"""# For a model that you will publish. Replace every "{BLANK}" by wha
 """
 
 
-def draft(found: Look, epsilon: float, release: bool = False) -> str:
+def draft(found: TableProfile, epsilon: float, release: bool = False) -> str:
     """The configuration of a table that was looked at; for a ``release`` with blanks for what must
     be public."""
     norm = _public_norm(found) if release else row_norm(_columns(found))
@@ -185,7 +185,7 @@ def draft(found: Look, epsilon: float, release: bool = False) -> str:
         f"minimum_records = {LEAST_RECORDS}  # smaller sites are left out and listed",
         *([f'preprocess = ["clip-norm:{norm:g}"]'] if release else standardised(norm)),
         *run_lines(
-            found.sizes if found.users else dealt(sum(found.sizes.values())),
+            found.sizes if found.users else random_sizes(sum(found.sizes.values())),
             found.target.kind,
             norm,
             len(found.of("label")),
@@ -233,7 +233,7 @@ def draft_arrays(path: Path, epsilon: float, release: bool = False) -> str:
     if target == "labels":
         lines.append('target = "labels"  # a column of 0 and 1 for each label')
     if users is None:
-        users_line = f"users = {len(dealt(len(labels)))}"
+        users_line = f"users = {len(random_sizes(len(labels)))}"
         lines += [
             f"{users_line}  # the file names none: partitioned at random",
             *_SPLIT,
@@ -241,7 +241,7 @@ def draft_arrays(path: Path, epsilon: float, release: bool = False) -> str:
     else:
         lines.append('partition = "natural"  # the file names the user of each record')
     read_npz(path, target)  # what train would refuse is refused before anything is written
-    sizes = dealt(len(labels)) if users is None else _sizes(users)
+    sizes = random_sizes(len(labels)) if users is None else _sizes(users)
     norm = row_norm(int(np.prod(arrays["features"].shape[1:])))
     lines += _public_steps(norm) if release else standardised(norm)
     lines += run_lines(sizes, kind_of(target), norm, labels[0].size, epsilon)
@@ -258,13 +258,13 @@ def _sizes(users: np.ndarray) -> dict[str, int]:
 _SPLIT = ['partition = "similarity"', "similarity = 100.0  # all users alike"]
 
 
-def _files(found: Look) -> str:
+def _files(found: TableProfile) -> str:
     if found.by_file:
         return f"  # {found.users} files, one per user"
     return "" if not found.path.is_dir() else "  # all files of the folder"
 
 
-def _dialect(found: Look) -> list[str]:
+def _dialect(found: TableProfile) -> list[str]:
     if found.kind != "csv":
         return []
     dialect = found.dialect
@@ -289,7 +289,7 @@ def _dialect(found: Look) -> list[str]:
     ]
 
 
-def _label(found: Look) -> list[str]:
+def _label(found: TableProfile) -> list[str]:
     columns = found.of("label")
     if found.target.kind == "labels":
         listed = ", ".join(toml_text(column.name) for column in columns)
@@ -346,15 +346,15 @@ def _target(target: Target, release: bool = False) -> list[str]:
     ]
 
 
-def _without_users(found: Look) -> list[str]:
+def _without_users(found: TableProfile) -> list[str]:
     if found.by_file or found.of("user"):
         return []
-    users = len(dealt(sum(found.sizes.values())))
+    users = len(random_sizes(sum(found.sizes.values())))
     said = "no column names a site: records are partitioned at random; or user = COLUMN"
     return [f"users = {users}  # {said}", *_SPLIT]
 
 
-def _features(found: Look, release: bool) -> list[str]:
+def _features(found: TableProfile, release: bool) -> list[str]:
     """Which columns are what, one line each where a word is needed."""
     lines = []
     if left := found.of("left out"):
@@ -398,7 +398,7 @@ def _values(column: ColumnProfile) -> str:
     return f"[{', '.join(shown)}{', …' if len(column.values) > 4 else ''}]"
 
 
-def _na_values(found: Look) -> list[str]:
+def _na_values(found: TableProfile) -> list[str]:
     """Texts that are taken for missing values, a line a column, and those that only might be."""
     lines = []
     for column in found.columns:
@@ -424,7 +424,7 @@ def _marked(column: ColumnProfile, texts: Iterable[str]) -> str:
     return f"na_values.{toml_text(column.name)} = [{', '.join(map(toml_text, texts))}]"
 
 
-def _missing(found: Look, release: bool) -> list[str]:
+def _missing(found: TableProfile, release: bool) -> list[str]:
     """Rules that read nothing off the records: an indicator next to a zero, a further category. In
     a release no record is left out: how many were would tell of them."""
     rules = [
@@ -445,7 +445,7 @@ def _missing(found: Look, release: bool) -> list[str]:
     ]
 
 
-def _columns(found: Look) -> int:
+def _columns(found: TableProfile) -> int:
     """How many features the columns become: one per number, one per value of a category, and one
     for missing values."""
     each = (
@@ -457,7 +457,7 @@ def _columns(found: Look) -> int:
     return max(1, sum(each) + missing)
 
 
-def _public_norm(found: Look) -> float:
+def _public_norm(found: TableProfile) -> float:
     """The norm that rows are cut to where numbers lie in −1 to 1: a category adds 1 to its square,
     a number a third on average, as if all were equally likely."""
     coded, numbers = len(found.of("category")), len(found.of("number")) + len(found.of("date"))

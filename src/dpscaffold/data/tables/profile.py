@@ -102,7 +102,7 @@ class ColumnProfile:
 
 
 @dataclass(frozen=True)
-class Look:
+class TableProfile:
     """What was found in a table; ``target`` has the range that a number seems to have, ``sizes``
     are the records of every site by name (of the whole table where it names none), and ``notes``
     say which files were left out."""
@@ -127,24 +127,26 @@ class Look:
         return [column for column in self.columns if column.role == role]
 
 
-def look(path: Path, label: str | None = None, user: str | None = None, rows: int = ROWS) -> Look:
+def look(
+    path: Path, label: str | None = None, user: str | None = None, rows: int = ROWS
+) -> TableProfile:
     """Look at some rows of every file and guess what the columns are. ``label`` may name several
     columns, with commas between them."""
     kind = kind_of(path)
     files, texts = split_tables(table_files(path, kind, UNKNOWN))
     lacking = _may_lack(files)
-    told = _labels_in(label, [*lacking, *column_names(files[0])])
-    files, names = common_columns(files, lambda name: name in lacking, (*told, user))
-    for wanted in told:
+    given = _labels_in(label, [*lacking, *column_names(files[0])])
+    files, names = common_columns(files, lambda name: name in lacking, (*given, user))
+    for wanted in given:
         require_column(path, wanted, names, "label")
     if user is not None:
         require_column(path, user, names, "user")
-    if user in told:
+    if user in given:
         raise BadInput(
             "column-named-twice", f"--user and --label are both '{user}'; name two columns"
         )
     strange = {} if kind == "csv" else _strange(files)
-    names = [name for name in names if name not in strange or name in (*told, user)]
+    names = [name for name in names if name not in strange or name in (*given, user)]
     cells = _sample(files, names, rows)
     seen = len(next(iter(cells.values()))) if cells else 0
     if not seen:
@@ -152,7 +154,7 @@ def look(path: Path, label: str | None = None, user: str | None = None, rows: in
     na_values = {name: markers_in(cells[name]) for name in names}
     cells = {name: _without(cells[name], na_values[name]) for name in names}
     whole = [name for name in names if name not in lacking]
-    chosen = told or (_label(whole, cells),)
+    chosen = given or (_label(whole, cells),)
     for name in chosen if len(chosen) > 1 else ():
         there = pa.array([cell for cell in cells[name] if cell is not None], pa.string())
         read_labels(Target("labels", chosen), {name: there}, CellReader()).require()
@@ -170,7 +172,7 @@ def look(path: Path, label: str | None = None, user: str | None = None, rows: in
     columns = []
     for name in names:
         if name in chosen:
-            column = _label_column(name, counts[name], target, bool(told))
+            column = _label_column(name, counts[name], target, bool(given))
             column = replace(column, missing=None in cells[name])
         else:
             column = _column(name, cells[name], site, user is not None)
@@ -183,7 +185,7 @@ def look(path: Path, label: str | None = None, user: str | None = None, rows: in
     ]
     shared = _shared([file.dialect for file in files])
     notes = tuple(note for note in (left_aside(path, kind), no_tables(texts)) if note)
-    return Look(path, kind, shared, tuple(columns), by_file, target, seen, sizes, notes)
+    return TableProfile(path, kind, shared, tuple(columns), by_file, target, seen, sizes, notes)
 
 
 def _may_lack(files: Sequence[TableFile]) -> dict[str, tuple[str, ...]]:

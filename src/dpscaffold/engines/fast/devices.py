@@ -207,7 +207,7 @@ class Unreadable:
 class DeviceWork:
     """K local steps as a function of tensors alone: ``draws`` (F, 10) of the distinct rows, which
     of them is each row's (``places``, where rows draw alike), where its records begin (``starts``),
-    its ``scales``, x (``params``), and by their prefix what it is told (``shared.``) and remembers
+    its ``scales``, x (``params``), and by their prefix what it receives (``shared.``) and remembers
     (``memory.``). It makes the uploads (``params``, ``totals.``), the new slots (``kept.``) and,
     with Poisson batches, whether one did not fit (``overflowed``)."""
 
@@ -217,15 +217,15 @@ class DeviceWork:
     records: LocalRecords
 
     def __call__(self, inputs: Tensors, round: object = None, whole: bool = False) -> Tensors:
-        """The steps; recorded work, which is replayed, is not told the ``round``."""
-        told = Broadcast(
+        """The steps; recorded work, which is replayed, does not know the ``round``."""
+        broadcast = Broadcast(
             Unreadable() if round is None else round,  # type: ignore[arg-type]
             inputs["params"],
             under("shared.", inputs),
         )
         drawn = _drawn(self.layout, inputs["draws"], whole)
         scales = scales_from(self.layout, inputs["scales"])
-        at = Participant(told, under("memory.", inputs), scales.known)
+        at = Participant(broadcast, under("memory.", inputs), scales.known)
         local = fused_steps(self.task, self.phase, at, drawn, inputs, self.records, scales)
         if local is not None:
             upload, kept = self.phase.finish(local, at)

@@ -268,7 +268,7 @@ class Lockstep:
         users = drawn.index_select(0, fixed["which"])  # (S, m)
         memories = {name: _of_users(table, users) for name, table in under("memory.", held).items()}
         slots = under("server.", held)
-        told = self._announced(phase, slots, memories, held["seen"].gather(1, users))
+        announced = self._announced(phase, slots, memories, held["seen"].gather(1, users))
         numbers = drawn.reshape(-1, 1)
         inputs: Tensors = {
             "draws": torch.cat(
@@ -280,7 +280,7 @@ class Lockstep:
         }
         if "places" in fixed:
             inputs["places"] = fixed["places"]
-        for name, value in told.items():
+        for name, value in announced.items():
             inputs[f"shared.{name}"] = value.repeat_interleave(count, 0, output_size=runs * count)
         for name, value in memories.items():
             inputs[f"memory.{name}"] = value.flatten(0, 1)
@@ -306,7 +306,7 @@ class Lockstep:
     def _announced(
         self, phase: Algorithm, slots: Tensors, memories: Tensors, seen: Tensor
     ) -> Tensors:
-        """What every run's participants are told, (S, ·)."""
+        """What every run's participants receive, (S, ·)."""
         if phase.announce is tell_nothing:
             return {}
         fixed, steps = self._fixed, self.plan.local_steps

@@ -78,12 +78,12 @@ class Worker:
         def of(share: Share) -> Callable[[], tuple[Upload, Slots]]:
             mine, part = [rows[k] for k in share.rows], (index[share.drawn], count[share.drawn])
             places = torch.tensor(share.rows)
-            told = Broadcast(
+            received = Broadcast(
                 broadcast.round, broadcast.params[places], _at(broadcast.shared, places)
             )
             own = replace(records, starts=[records.starts[k] for k in share.rows])
             held = _at(memory, places)
-            return lambda: participate(self.task, phase, mine, own, told, held, part)
+            return lambda: participate(self.task, phase, mine, own, received, held, part)
 
         return _put_together(shares, side_by_side([of(share) for share in shares]))
 

@@ -12,7 +12,7 @@ from dpscaffold.errors import BadInput
 from dpscaffold.privacy import Remark
 
 
-def deal(
+def allocate(
     labels: np.ndarray, users: np.ndarray | None, names: tuple[str, ...], settings: Pooled
 ) -> tuple[list[np.ndarray], tuple[str, ...]]:
     """Row numbers per user, and the users' names, as the settings' partition says."""
@@ -68,8 +68,8 @@ def left_out(settings: Pooled, gone: Sequence[str] = ()) -> tuple[Remark, ...]:
     """
     if settings.chosen_partition != "natural":
         remedy = 'partition = "similarity" and similarity = 100.0, or user = COLUMN'
-        dealt = Remark(DEALT_BY_LABEL, "unprotected", remedy=remedy)
-        return (dealt,) if _looks_at_labels(settings) else ()
+        remark = Remark(PARTITIONED_BY_LABEL, "unprotected", remedy=remedy)
+        return (remark,) if _looks_at_labels(settings) else ()
     said = (
         f"Users with fewer than {settings.minimum_records} records, if any, were left out before "
         f"training (data.minimum_records)"
@@ -95,13 +95,13 @@ DRAFTED = (
     "records is outside the guarantee."
 )
 #: A record that had no owner was given one by its label: another label would move others too.
-DEALT_BY_LABEL = (
+PARTITIONED_BY_LABEL = (
     "Records were partitioned among users by their labels (data.partition), so another label of "
     "one record would move records between several users: who holds which record is outside the "
     "guarantee, which is for the records as they were partitioned."
 )
-#: Said where sizes are declared: one record more would deal all of them out again.
-DEALT_BY_NUMBER = "Records were partitioned among users by their number (data.partition)."
+#: Said where sizes are declared: one record more would change the whole partition.
+PARTITIONED_BY_NUMBER = "Records were partitioned among users by their number (data.partition)."
 
 
 def _looks_at_labels(settings: Pooled) -> bool:
