@@ -25,7 +25,6 @@ from dpscaffold.data.loading import load_federation
 from dpscaffold.errors import BadInput
 from dpscaffold.models.export import export
 from dpscaffold.models.predict import PredictionCounts, predict_file
-from dpscaffold.privacy import Statement
 
 
 def command(*arguments: Any, check: bool = True) -> Done:
@@ -375,10 +374,6 @@ def test_only_what_keeps_a_promise_is_exported_as_protected(tmp_path: Path, chan
         return
     with pytest.raises(BadInput, match=said):
         export(model, "safetensors", tmp_path / "model", only_protected=True)
-    unknown = {key: value for key, value in model.privacy.items() if key != "simulated"}
-    with pytest.raises(BadInput, match="--only-protected"):  # an older statement did not say it
-        older = replace(model, privacy=Statement.from_json(unknown))
-        export(older, "safetensors", tmp_path / "model", True)
     assert not (tmp_path / "model").exists()
 
 

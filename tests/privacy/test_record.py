@@ -97,12 +97,15 @@ def test_what_is_no_statement_is_refused(content: Any) -> None:
         Statement.from_json(content)
 
 
-def test_a_statement_that_does_not_say_it_counts_as_simulated() -> None:
-    """Whoever edits a statement must not turn a simulation into a promise."""
-    content = statement(run_of(SMALL), seed_public=False).to_json()
-    assert not Statement.from_json(content).simulated
+@pytest.mark.parametrize("seed_public", [False, True])
+def test_a_statement_must_say_whether_it_is_a_simulation(seed_public: bool) -> None:
+    """Without the key, a simulation could pass as a promise, or a real run could show metrics of
+    its records as a simulation may."""
+    content = statement(run_of(SMALL), seed_public=seed_public).to_json()
+    assert Statement.from_json(content).simulated is seed_public
     del content["simulated"]
-    assert Statement.from_json(content).simulated
+    with pytest.raises(PrivacyError, match="lacks simulated"):
+        Statement.from_json(content)
 
 
 def test_every_key_is_documented() -> None:

@@ -74,9 +74,10 @@ class Released:
         """The bound that is quoted towards a view."""
         return bound_for(self.run, view, self.repeats, self.colluders)
 
-    def guaranteed(self, groups: tuple[int, ...]) -> Statement:
+    def guaranteed(self, groups: tuple[int, ...], simulated: bool) -> Statement:
         """The part of a statement that has numbers, where there is a guarantee."""
         return Statement(
+            simulated=simulated,
             guarantee=True,
             server=self.towards(SERVER),
             third_party=self.towards(THIRD_PARTY),

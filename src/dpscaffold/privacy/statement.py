@@ -94,7 +94,7 @@ def statement(
     note = large_delta(run)
     outside = [SINGLE_UPLOADS, *_outside(preparation, seed_public, ledger, allowed, planned)]
     said = replace(
-        _unprotected(reason) if reason else released.guaranteed(tuple(groups)),
+        _unprotected(reason) if reason else released.guaranteed(tuple(groups), seed_public),
         simulated=seed_public,
         delta=run.delta,
         delta_note=note,

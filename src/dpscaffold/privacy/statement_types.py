@@ -300,7 +300,7 @@ class Statement(JsonRecord):
     key (``statement["server"]["epsilon"]``); it prints as the sentence to quote.
 
     - ``simulated``: the seed of the noise is stored, so the noise can be removed. A file that does
-      not say it counts as simulated.
+      not say it is refused.
     - ``guarantee``: whether any ε is guaranteed; if not, ``reason`` says why.
     - ``delta``: δ of every ε; null without a guarantee. ``delta_note``: a warning about a large δ.
     - ``rounds``: the rounds that are counted.
@@ -325,7 +325,7 @@ class Statement(JsonRecord):
     - ``journal``: the state of the run's journal when the statement was written.
     """
 
-    simulated: bool = True
+    simulated: bool
     guarantee: bool
     reason: str | None = None
     delta: float | None = None
