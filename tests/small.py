@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpscaffold.algorithms import ALGORITHMS, Algorithm, fedavg, with_adam
+from dpscaffold.algorithms import ITERATIVE, Algorithm, fedavg, with_adam
 from dpscaffold.algorithms.naming import factory_of
 from dpscaffold.engines import Draw, Hardware, Loop, Simulator, State
 from dpscaffold.engines.rounds import FinishedRound, rounds, stacked_rounds
@@ -76,7 +76,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 #: The registry, a server optimiser that keeps three slots, and a user's own file: what the laws of
 #: conformance are stated for.
 EVERY: dict[str, Callable[..., Algorithm]] = {
-    **ALGORITHMS,
+    **ITERATIVE,
     "fedadam": fedadam,
     "feddyn": factory_of("feddyn:feddyn", EXAMPLES),
 }

@@ -11,7 +11,7 @@ import torch
 from small import UNEQUAL, federation, setting
 from torch import nn
 
-from dpscaffold.algorithms import ALGORITHMS, fedprox, with_momentum
+from dpscaffold.algorithms import ITERATIVE, fedprox, with_momentum
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation, Records
 from dpscaffold.federation.roster import Roster
@@ -122,7 +122,7 @@ def test_a_pull_that_means_nothing_is_refused(mu):
         fedprox(mu)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", ITERATIVE)
 def test_what_is_accounted_is_what_runs(algorithm):
     """The description for the accountant repeats the very numbers that engines use.
 

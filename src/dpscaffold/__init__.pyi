@@ -4,6 +4,7 @@ from .algorithms import ALGORITHMS as ALGORITHMS
 from .algorithms import Algorithm as Algorithm
 from .algorithms import fedavg as fedavg
 from .algorithms import fedprox as fedprox
+from .algorithms import ridge as ridge
 from .algorithms import scaffold as scaffold
 from .algorithms import scaffold_balanced as scaffold_balanced
 from .algorithms import scaffold_warm as scaffold_warm

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dpscaffold import algorithms
-from dpscaffold.algorithms import ALGORITHMS, SERVERS, fedavg
+from dpscaffold.algorithms import ALGORITHMS, ITERATIVE, SERVERS, fedavg
 from dpscaffold.algorithms.failing import own_failures
 from dpscaffold.algorithms.naming import _loaded, build
 from dpscaffold.cli import app, main
@@ -79,7 +79,7 @@ def run(*arguments):
 
 
 @pytest.mark.parametrize("server", [None, *SERVERS])
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", ITERATIVE)
 def test_every_algorithm_trains_through_toml(name, server, config, tmp_path):
     """Each entry of the registry, alone and under each server optimiser, from the command line."""
     extra = ["--set", f"algorithm.server={server}"] if server else []

@@ -144,7 +144,7 @@ def test_uploads_can_be_recovered_from_two_sums():
 
 def test_who_sends_one_sum():
     one = {name for name, make in ALGORITHMS.items() if make().one_sum}
-    assert one == {"fedavg", "fedsgd", "fedprox"}
+    assert one == {"fedavg", "fedsgd", "fedprox", "ridge"}
     assert with_momentum(fedavg()).one_sum and not scaffold().one_sum
     assert fedavg().replace(warm_up=scaffold()).memory
     assert not any(algorithm.one_sum for algorithm in OTHERS.values())

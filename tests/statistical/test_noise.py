@@ -17,7 +17,7 @@ from small import ENGINES, final, setting, uploads
 from torch import nn
 from toys import Linear, vectors
 
-from dpscaffold.algorithms import ALGORITHMS
+from dpscaffold.algorithms import ITERATIVE
 from dpscaffold.setting.gaussian import Gaussian
 from dpscaffold.tasks import ModuleTask
 
@@ -69,7 +69,7 @@ def queries(
 
 
 @each_engine
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", ITERATIVE)
 @pytest.mark.parametrize("sampling", ["fixed", "poisson"])
 @pytest.mark.parametrize("unit", ["record", "user"])
 def test_the_noise_of_a_step_has_the_stated_scale(algorithm, sampling, unit, engine):

@@ -18,6 +18,8 @@ from .fedprox import fedprox as fedprox
 from .momentum import with_momentum as with_momentum
 from .registry import ALGORITHMS as ALGORITHMS
 from .registry import DEFAULT as DEFAULT
+from .registry import ITERATIVE as ITERATIVE
+from .ridge import ridge as ridge
 from .scaffold import scaffold as scaffold
 from .scaffold_warm import scaffold_warm as scaffold_warm
 from .server import SERVERS as SERVERS

@@ -157,8 +157,18 @@ PROVED_FIELDS = frozenset(
     (
         *("name", "direction", "finish", "update", "announce", "remembers", "keeps", "numbers"),
         *("title", "mirrored", "noise_aware", "shows", "warm_up", "full_pass", "private"),
+        "sums",
     )
 )
+
+
+@dataclass(frozen=True)
+class RidgeRule:
+    """How ridge regression divides its budget and chooses its penalty
+    (:func:`~dpscaffold.algorithms.ridge.ridge`)."""
+
+    share: float
+    strength: float
 
 
 @dataclass(frozen=True)
@@ -189,6 +199,8 @@ class Algorithm:
         full_pass: Whether a round is one pass over a user's records, so that K·s must be 1.
         private: Slots that never leave their user: they are not uploaded, ``announce`` does not see
             them, and a server cannot restore them.
+        sums: Set for a model of one round of bounded sums in place of gradients
+            (:mod:`~dpscaffold.algorithms.ridge`).
 
     >>> import torch
     >>> from dpscaffold import fedavg
@@ -214,6 +226,7 @@ class Algorithm:
     warm_up: Algorithm | None = None
     full_pass: bool = False  # FedSGD: K·s must be 1
     private: tuple[str, ...] = ()
+    sums: RidgeRule | None = None
     #: Whether a round depends on what a user did in earlier ones, as the accountant asks.
     memory: bool = field(init=False, repr=False, compare=False)
     #: Whether every upload is proved to be one vector that is linear in the noised gradient.

@@ -9,6 +9,7 @@ from dpscaffold.algorithms.base import Algorithm
 from dpscaffold.algorithms.fedavg import fedavg, fedsgd
 from dpscaffold.algorithms.fednova import fednova
 from dpscaffold.algorithms.fedprox import fedprox
+from dpscaffold.algorithms.ridge import ridge
 from dpscaffold.algorithms.scaffold import scaffold
 from dpscaffold.algorithms.scaffold_warm import scaffold_warm
 
@@ -23,7 +24,11 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     "scaffold-warm": scaffold_warm,
     "scaffold-balanced": scaffold_balanced,
     "scaffold-balanced-warm": scaffold_balanced_warm,
+    "ridge": ridge,
 }
+
+#: Those that take local steps in rounds: all but the ones that solve for a model from sums.
+ITERATIVE = {name: make for name, make in ALGORITHMS.items() if make().sums is None}
 
 #: What a configuration that names no algorithm runs.
 DEFAULT = "scaffold"

@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from dpscaffold.checks import shares
 from dpscaffold.config.algorithm import AlgorithmSettings
-from dpscaffold.config.plan import FactsSettings, PlanSettings, StoppingSettings
+from dpscaffold.config.plan import (
+    FactsSettings,
+    PlanSettings,
+    StoppingSettings,
+    with_one_round,
+)
 from dpscaffold.config.privacy import PrivacySettings
 from dpscaffold.config.table import ConfigTable
 from dpscaffold.config.task import TaskSettings
@@ -36,6 +41,11 @@ class Configuration(ConfigTable):
     privacy: PrivacySettings | None = None
     facts: FactsSettings | None = None
     stopping: StoppingSettings | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_round(cls, tables: Any) -> Any:
+        return with_one_round(tables)
 
     def setting(self, data: Federation | Roster, planned: float | None = None) -> Setting:
         """The run this configuration describes on those data, of which the roster is all that

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields, replace
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, PrivateAttr, model_validator
 
+from dpscaffold.algorithms import ALGORITHMS, ITERATIVE
 from dpscaffold.config.table import ConfigTable
 from dpscaffold.errors import BadInput
-from dpscaffold.setting.plan import Plan
+from dpscaffold.setting.plan import ONE_ROUND, Plan
 
 
 class PlanSettings(ConfigTable):
@@ -95,6 +97,21 @@ class PlanSettings(ConfigTable):
                 "number here, for example the one that 'dpscaffold plan' recommends",
             )
         return replace(self._built, learning_rate=planned)
+
+
+def with_one_round(tables: Any) -> Any:
+    """The tables of a configuration, with the plan of one round where the algorithm takes a single
+    sum; a key of ``[plan]`` that is given stays.
+
+    >>> with_one_round({"algorithm": {"name": "fedavg"}})
+    {'algorithm': {'name': 'fedavg'}}
+    """
+    algorithm = tables.get("algorithm") if isinstance(tables, Mapping) else None
+    name = algorithm.get("name") if isinstance(algorithm, Mapping) else None
+    plan = tables.get("plan", {}) if isinstance(tables, Mapping) else None
+    if name not in ALGORITHMS or name in ITERATIVE or not isinstance(plan, Mapping):
+        return tables
+    return {**tables, "plan": {**ONE_ROUND, **plan}}
 
 
 class FactsSettings(ConfigTable):

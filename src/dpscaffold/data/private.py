@@ -31,6 +31,7 @@ import math
 
 import numpy as np
 
+from dpscaffold.privacy.sums import moment_sensitivity, sum_sensitivity
 from dpscaffold.randomness.csprng import on_grid
 from dpscaffold.randomness.streams import Stream
 
@@ -55,16 +56,6 @@ def finite_rows(rows: np.ndarray) -> np.ndarray:
     [[3.0, 4.0], [0.0, 0.0], [0.0, 0.0]]
     """
     return np.where(np.isfinite(rows).all(axis=1, keepdims=True), rows, 0)
-
-
-def sum_sensitivity(bound: float) -> float:
-    """Δ of Σ x under replace-one: 2B."""
-    return 2 * bound
-
-
-def moment_sensitivity(bound: float) -> float:
-    """Δ of Σ x² and of Σ x xᵀ under replace-one: √2·B²."""
-    return math.sqrt(2) * bound**2
 
 
 def released(total: np.ndarray, spread: float, normals: np.ndarray, stream: Stream) -> np.ndarray:

@@ -24,6 +24,7 @@ from dpscaffold.randomness.csprng import on_grid
 from dpscaffold.randomness.streams import NoiseStreams, Randomness
 from dpscaffold.setting import Setting
 from dpscaffold.tasks.base import BOUNDS
+from dpscaffold.tasks.ridge import RidgeSums
 
 
 class Loop:
@@ -111,6 +112,9 @@ class Loop:
         """Per-example gradients ∇f(y; d_j), (b, P)."""
         if len(labels) == 0:
             return torch.zeros(0, len(y), device=self.device)
+        if isinstance(self.setting.task, RidgeSums):  # bounded sums, which depend on no y
+            private = self.setting.privacy is not None
+            return self.setting.task.contributions(features, labels, clipped=private)
 
         def loss(params: Tensor, a: Tensor, label: Tensor) -> Tensor:
             return self.setting.task.losses(params, a[None], label[None])[0]
@@ -122,6 +126,8 @@ class Loop:
         """(1/b)Σ g_j/max(1, ‖g_j‖/C) plus the noise of the stated scale."""
         privacy = self.setting.privacy
         assert privacy is not None
+        if isinstance(self.setting.task, RidgeSums):
+            return self._with_noise(gradients.sum(0) / batch, privacy.clip, batch, draws)
         # In float64, where squares of float32 numbers can neither overflow nor vanish.
         norms = torch.linalg.vector_norm(gradients, dim=1, dtype=torch.float64)
         finite = norms.isfinite()
@@ -136,7 +142,11 @@ class Loop:
         query = clipped.sum(0) / batch
         if privacy.unit == "user" and privacy.sampling == "poisson":
             query = query * shrinkage(query.norm(), clip)
-        query = query.to(gradients.dtype)
+        return self._with_noise(query.to(gradients.dtype), clip, batch, draws)
+
+    def _with_noise(self, query: Tensor, clip: float | Tensor, batch: int, draws: Tensor) -> Tensor:
+        privacy = self.setting.privacy
+        assert privacy is not None
         if privacy.noise == 0:
             return query
         spread = torch.as_tensor(privacy.scale(clip, batch), device=query.device)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, replace
 from dpscaffold.privacy.costs import Cost, with_costs
 from dpscaffold.privacy.errors import PrivacyError
 from dpscaffold.privacy.loss import LossDistribution
-from dpscaffold.privacy.mechanism import Mechanism, Sampling, Unit
+from dpscaffold.privacy.mechanism import Mechanism, Query, Sampling, Unit
 
 SERVER, THIRD_PARTY, PARTICIPANT = "server", "third_party", "participant"
 VIEWS = {
@@ -42,13 +42,14 @@ KNOWN: Mapping[str, tuple[str, ...]] = {
     "unit": ("record", "user"),
     "sampling": ("fixed", "poisson"),
     "weighting": ("uniform", "records"),
+    "query": ("gradients", "sums"),
 }
 #: The fields of a description that the bounds take into account.
 ACCOUNTED = frozenset(
     (
         *("rounds", "local_steps", "users", "cohort_size", "groups", "membership", "noise"),
         *("clip", "sampling", "unit", "memory", "weighting", "delta", "max_participations"),
-        *("may_decline", "hidden_draw", "declared_sizes", "one_sum"),
+        *("may_decline", "hidden_draw", "declared_sizes", "one_sum", "query"),
     )
 )
 
@@ -58,11 +59,11 @@ class Bound:
     """One way to bound ε, as data: who it holds against, what it takes for granted, where it is
     proved.
 
-    ``proved_for`` lists the kinds of runs that the proof covers, as pairs of unit and sampling; any
-    other kind is refused. ``condition(run)`` gives a further reason why it does not apply, or None.
-    ``laws(run, rounds)`` gives the loss distributions it rests on, or
-    ``value(run, rounds, gaussians)`` its ε directly, together with further Gaussian mechanisms of
-    these multipliers.
+    ``proved_for`` lists the kinds of runs that the proof covers, as pairs of unit and sampling, and
+    ``queries`` what they may sum; any other kind is refused. ``condition(run)`` gives a further
+    reason why it does not apply, or None. ``laws(run, rounds)`` gives the loss distributions it
+    rests on, or ``value(run, rounds, gaussians)`` its ε directly, together with further Gaussian
+    mechanisms of these multipliers.
     """
 
     name: str
@@ -77,10 +78,17 @@ class Bound:
     laws: Callable[[Mechanism, int], Laws] | None = None
     value: Callable[[Mechanism, int, tuple[float, ...]], float] | None = None
     repeated: Callable[[Mechanism, int, tuple[int, ...]], Laws] | None = None
+    queries: tuple[Query, ...] = ("gradients",)
 
     def explain(self) -> str:
         """What it says and why, in two sentences."""
         return self.explanation
+
+    def theorem_for(self, run: Mechanism) -> str:
+        """The theorem behind a statement about this run."""
+        if run.query == "gradients":
+            return self.theorem
+        return f"{self.theorem}, with bounded sums for gradients (docs/privacy-proofs.md)"
 
     def applies(self, run: Mechanism) -> str | None:
         """None if the bound holds for this run, else the reason why it does not."""
@@ -88,6 +96,8 @@ class Bound:
 
     def _unproved(self, run: Mechanism) -> str | None:
         """Why its proof does not cover this kind of run, or None."""
+        if run.query not in self.queries:
+            return f"it is proved for {' and '.join(self.queries)}, not for {run.query}"
         if (run.unit, run.sampling) in self.proved_for:
             return None
         covered = " or ".join(f"unit={u!r} with sampling={s!r}" for u, s in self.proved_for)
@@ -185,6 +195,11 @@ def no_guarantee(run: Mechanism) -> str | None:
         return (
             "no guarantee: the clip bound is read off private data (clip='median'); give a "
             "fixed clip"
+        )
+    if run.unit == "user" and run.query == "sums":
+        return (
+            "no guarantee for a user's whole dataset: bounded sums are proved for single records; "
+            "give unit='record'"
         )
     if run.unit == "user" and run.weighting == "records":
         return (

@@ -17,11 +17,13 @@ from functools import cache, partial
 from dpscaffold.privacy import laws
 from dpscaffold.privacy.bound import PARTICIPANT, THIRD_PARTY, VIEWS, Bound, Kind
 from dpscaffold.privacy.errors import PrivacyError
-from dpscaffold.privacy.mechanism import Mechanism
+from dpscaffold.privacy.mechanism import Mechanism, Query
 
 _DRAW = "participants are drawn uniformly, m of M, independently of the data and of all outputs"
 _ALL = tuple(VIEWS)
 _RECORDS: tuple[Kind, ...] = (("record", "fixed"), ("record", "poisson"))
+#: Bounded sums may take the place of clipped gradients (docs/privacy-proofs.md, Bounded sums).
+_WITH_SUMS: tuple[Query, ...] = ("gradients", "sums")
 _USERS: tuple[Kind, ...] = (("user", "fixed"), ("user", "poisson"))
 
 RANDOM_PARTICIPATION = Bound(
@@ -44,6 +46,7 @@ RANDOM_PARTICIPATION = Bound(
     condition=laws.always,
     laws=laws.random_participation_laws,
     repeated=laws.repeated_laws,
+    queries=_WITH_SUMS,
 )
 
 RANDOM_PARTICIPATION_RDP = Bound(
@@ -63,6 +66,7 @@ RANDOM_PARTICIPATION_RDP = Bound(
     proved_for=(*_RECORDS, *_USERS),
     condition=laws.always,
     value=laws.random_participation_rdp,
+    queries=_WITH_SUMS,
 )
 
 _NOT_A_PARTICIPANT = "the adversary is not a participant and knows no participant's noise"
@@ -91,6 +95,7 @@ AGGREGATE = Bound(
     proved_for=(*_RECORDS, *_USERS),
     condition=laws.aggregate_condition,
     laws=laws.aggregate_laws,
+    queries=_WITH_SUMS,
 )
 
 
@@ -135,6 +140,7 @@ def aggregate_among(colluders: int) -> Bound:
         proved_for=(*_RECORDS, *_USERS),
         condition=partial(laws.collusion_condition, colluders=colluders),
         laws=partial(laws.aggregate_laws, colluders=colluders),
+        queries=_WITH_SUMS,
     )
 
 
@@ -177,6 +183,7 @@ CAP = Bound(
     condition=laws.always,
     laws=laws.cap_laws,
     repeated=laws.repeated_cap_laws,
+    queries=_WITH_SUMS,
 )
 
 LEDGER = Bound(
@@ -192,6 +199,7 @@ LEDGER = Bound(
     ),
     proved_for=(*_RECORDS, *_USERS),
     condition=laws.needs_ledger,
+    queries=_WITH_SUMS,
 )
 
 PAPER_THIRD_PARTY = Bound(

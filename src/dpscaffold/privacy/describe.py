@@ -12,6 +12,7 @@ from dpscaffold.privacy.mechanism import (
     Clip,
     Group,
     Mechanism,
+    Query,
     Relation,
     Sampling,
     Unit,
@@ -46,6 +47,7 @@ def describe(
     hidden_draw: bool = False,
     declared_sizes: bool = False,
     unproved_hooks: Sequence[str] = (),
+    query: Query = "gradients",
 ) -> Mechanism:
     """A :class:`Mechanism` from plain numbers. What is not said counts as the worse case.
 
@@ -70,6 +72,7 @@ def describe(
         hidden_draw: Whether it stays secret who takes part.
         declared_sizes: Whether sizes are constants that do not depend on the data.
         unproved_hooks: Functions of the algorithm that no bound is proved for.
+        query: What is summed over a batch, ``"gradients"`` or bounded ``"sums"``.
 
     >>> run = describe(rounds=400, local_steps=50, users=100, cohort_size=20,
     ...                records=4000, batch_sizes=800, noise=60)
@@ -121,6 +124,7 @@ def describe(
         hidden_draw=hidden_draw,
         declared_sizes=declared_sizes,
         unproved_hooks=tuple(unproved_hooks),
+        query=query,
     )
     check(run)
     return run

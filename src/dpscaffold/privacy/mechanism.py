@@ -17,6 +17,9 @@ from dpscaffold.privacy.errors import PrivacyError, bad_delta
 Sampling = Literal["fixed", "poisson"]
 Unit = Literal["record", "user"]
 Weighting = Literal["uniform", "records"]
+#: What is summed over a batch: clipped gradients, or vectors of which any two are at most 2C apart
+#: (bounded sums, docs/privacy-proofs.md, Bounded sums).
+Query = Literal["gradients", "sums"]
 Clip = float | Literal["median"]
 #: Which pairs of datasets are hidden from one another; see :attr:`Mechanism.relation`.
 Relation = Literal["replace-one", "zero-out", "add-remove"]
@@ -103,8 +106,8 @@ class Mechanism:
     weight, is a constant that was declared without looking at the data. ``one_sum`` says that
     every upload is one vector, linear in the noised gradient, so that a third party sees nothing
     of a round but one weighted sum. ``unproved_hooks`` names parts of the algorithm with which no
-    bound was proved: with any of them there is no guarantee. With a user as unit the groups say
-    nothing of R_i.
+    bound was proved: with any of them there is no guarantee. ``query`` says what is summed; a bound
+    lists the queries that it is proved for. With a user as unit the groups say nothing of R_i.
     """
 
     rounds: int
@@ -126,6 +129,7 @@ class Mechanism:
     declared_sizes: bool = False
     one_sum: bool = False
     unproved_hooks: tuple[str, ...] = ()
+    query: Query = "gradients"
 
     @property
     def declines(self) -> str | None:
@@ -279,6 +283,7 @@ def check(run: Mechanism) -> None:
         ("sampling", run.sampling, ("fixed", "poisson")),
         ("unit", run.unit, ("record", "user")),
         ("weighting", run.weighting, ("uniform", "records")),
+        ("query", run.query, ("gradients", "sums")),
     ):
         if value not in allowed:
             raise PrivacyError(

@@ -175,6 +175,7 @@ class Gaussian:
             memory=algorithm is None or algorithm.memory,
             one_sum=algorithm is not None and algorithm.one_sum,
             unproved_hooks=() if algorithm is None else algorithm.unproved,
+            query="gradients" if algorithm is None or algorithm.sums is None else "sums",
             noise=self.noise,
             clip=self.clip,
             sampling=self.sampling,

@@ -4,7 +4,7 @@ performance."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,6 +19,22 @@ if TYPE_CHECKING:
 Weighting = Literal["uniform", "records"]
 Averaging = Literal["none", "uniform", "tail"]
 Schedule = Literal["constant", "linear", "cosine", "inverse-sqrt"]
+
+#: One sum over all records of all users: a step of size 1 from x⁰ = 0 is the sum itself.
+ONE_ROUND: Mapping[str, int | float | str | None] = {
+    "rounds": 1,
+    "local_steps": 1,
+    "user_ratio": 1.0,
+    "data_ratio": 1.0,
+    "learning_rate": 1.0,
+    "server_rate": 1.0,
+    "regularisation": 0.0,
+    "weighting": "records",
+    "averaging": "none",
+    "schedule": "constant",
+    "max_rounds": None,
+    "steps_by_user": None,
+}
 
 
 @dataclass(frozen=True)
@@ -71,6 +87,15 @@ class Plan:
     max_rounds: int | None = None
     schedule: Schedule = "constant"
     steps_by_user: tuple[int, ...] | None = None
+
+    @classmethod
+    def one_round(cls, seed: int | None = None) -> Plan:
+        """The plan of one sum over all records of all users (:func:`~dpscaffold.ridge`).
+
+        >>> Plan.one_round().step_size
+        1.0
+        """
+        return cls(**ONE_ROUND, seed=seed)  # type: ignore[arg-type]
 
     def __post_init__(self) -> None:
         self._check_counts()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -12,20 +13,22 @@ import torch
 from torch import Tensor
 
 from dpscaffold.algorithms import Algorithm, Known
+from dpscaffold.algorithms.fedavg import add_mean_move
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.roster import Roster
 from dpscaffold.privacy import Mechanism, bound_for, calibrate_noise, charged
 from dpscaffold.privacy.describe import Delta, choose_relation
 from dpscaffold.privacy.drawn import SeedKnowledge
-from dpscaffold.privacy.mechanism import Sampling
+from dpscaffold.privacy.mechanism import Relation, Sampling
 from dpscaffold.randomness.seeds import Seed, origin_of
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.setting.budget import Budget, View
 from dpscaffold.setting.gaussian import Gaussian
 from dpscaffold.setting.identity import describe_algorithm, describe_task
-from dpscaffold.setting.plan import Plan
+from dpscaffold.setting.plan import ONE_ROUND, Plan
 from dpscaffold.tasks import Task
 from dpscaffold.tasks.fitting import check_task
+from dpscaffold.tasks.ridge import ridge_task
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,8 @@ class Setting:
     label: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        if self.algorithm.sums is not None:
+            self._check_sums()
         shown, sizes = self.algorithm.shown, self.sizes
         batch_sizes, cohort_size = self.plan.shares(sizes)
         for name, value in (
@@ -64,6 +69,7 @@ class Setting:
             ("label", f"DP-{shown}" if self.privacy else shown),
         ):
             object.__setattr__(self, name, value)
+        self._set_sums()
         check_task(self.task, self.roster.schema, self.plan.public_seed)
         self._check_preparation()
         self._check_neighbours()
@@ -89,12 +95,55 @@ class Setting:
             )
         self._solve()
 
+    def _check_sums(self) -> None:
+        """Bounded sums are taken once, over all records of all users."""
+        name = self.algorithm.name
+        for key, value in ONE_ROUND.items():
+            if getattr(self.plan, key) != value:
+                raise BadInput(
+                    "not-a-sum",
+                    f"plan.{key} is {getattr(self.plan, key)!r}, and {name} sums over all records "
+                    f"once, with {key} = {value!r}; leave it out (in Python: Plan.one_round())",
+                )
+        if self.algorithm.update is not add_mean_move:
+            raise BadInput(
+                "not-a-sum",
+                f"algorithm.server is given, and {name} takes no steps at the server; leave it out",
+            )
+        clip = self.privacy.clip if self.privacy else 1.0
+        if isinstance(clip, str) or not math.isfinite(clip):
+            raise BadInput(
+                "not-a-sum",
+                f"privacy.clip is {clip!r}, and {name} needs the largest norm of a row; give a "
+                f"number",
+            )
+        if self.roster.schema.target.kind == "number" and self.roster.schema.target.low is None:
+            raise BadInput(
+                "not-a-sum",
+                f"the target is a number without a range, and {name} needs one; give its low and "
+                f"high",
+            )
+
+    def _set_sums(self) -> None:
+        """The task of the sums, with the penalty that the noise asks for."""
+        rule, privacy = self.algorithm.sums, self.privacy
+        if rule is None:
+            return
+        relation: Relation = "zero-out" if self.sampling == "poisson" else "replace-one"
+        bound = 1.0 if privacy is None else float(privacy.clip)
+        task, noise = ridge_task(self.task, rule.share, relation, bound), 0.0
+        if privacy is not None:  # every user adds 2Cσ_g to its sum, in each scaled coordinate
+            noise = 2 * privacy.noise * math.sqrt(self.users) / float(self.sizes.sum())
+        penalty = rule.strength * math.sqrt(2 * task.inputs) * noise / task.scales.gram
+        object.__setattr__(self, "task", replace(task, penalty=penalty))
+
     def _solve(self) -> None:
         """A mechanism that was given by its ε gets its noise here, before anything uses it."""
         if self.privacy is not None and self.privacy.epsilon is not None:
             solved = self.calibrated(self.privacy.epsilon, self.privacy.view)
             object.__setattr__(self, "privacy", solved.privacy)
             object.__setattr__(self, "mechanism", solved.mechanism)
+            object.__setattr__(self, "task", solved.task)
 
     def _check_preparation(self) -> None:
         """A secret run must not stand on statistics whose noise can be drawn again from a seed."""
@@ -244,6 +293,7 @@ class Setting:
             object.__setattr__(privacy, name, value)
         object.__setattr__(solved, "privacy", privacy)
         object.__setattr__(solved, "mechanism", replace(run, noise=noise))
+        solved._set_sums()
         return solved
 
     def to_dict(self) -> dict[str, Any]:

@@ -13,3 +13,4 @@ from .losses import loss_named as loss_named
 from .losses import weighted as weighted
 from .mlp import Mlp as Mlp
 from .module import ModuleTask as ModuleTask
+from .ridge import RidgeSums as RidgeSums

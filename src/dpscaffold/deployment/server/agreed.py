@@ -19,6 +19,7 @@ from dpscaffold.privacy.statement_types import Statement
 from dpscaffold.setting import Setting
 from dpscaffold.setting.budget import Budget
 from dpscaffold.tasks.metrics import METRICS
+from dpscaffold.tasks.ridge import finished
 
 #: Why a site that is drawn may not take part.
 ABSENT = "a site may decline or stay away"
@@ -48,8 +49,8 @@ def model_of(rows: SchemaSettings, setting: Setting, state: State, said: Stateme
     schema = setting.roster.schema
     origin = Origin(setting.label, setting.roster.title, state.round, rows.label)
     steps = (rows.coding, *schema.preparation)
-    params = state.output.cpu()
-    return Model(setting.task, params, steps, schema.target, schema, said, origin)
+    task, params = finished(setting.task, state.output.cpu())
+    return Model(task, params, steps, schema.target, schema, said, origin)
 
 
 def setting_of(offer: Offer, enrolled: EnrolledRun, budget: Budget) -> Setting:

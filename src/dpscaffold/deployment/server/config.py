@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from dpscaffold.config import (
     AlgorithmSettings,
@@ -19,6 +19,7 @@ from dpscaffold.config import (
     PrivacySettings,
     TaskSettings,
 )
+from dpscaffold.config.plan import with_one_round
 from dpscaffold.data.sentences import mistake_of
 from dpscaffold.deployment.protocol.agreement import Offer, SchemaSettings, offer_of
 from dpscaffold.deployment.protocol.enrolment import EnrolledRun
@@ -72,6 +73,11 @@ class ServerConfiguration(ConfigTable):
     privacy: PrivacySettings | None = None
     deploy: DeploySettings = DeploySettings()
     evaluate: dict[str, Any] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_round(cls, tables: Any) -> Any:
+        return with_one_round(tables)
 
     @property
     def patience(self) -> Patience:
