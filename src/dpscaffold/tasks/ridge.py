@@ -54,7 +54,7 @@ class RidgeSums:
     width: int = field(init=False, repr=False, compare=False)
     scales: JointScales = field(init=False, repr=False, compare=False)
 
-    name = "ridge"
+    name = "ridge-sums"
     convex = False  # in its own parameters there is nothing to minimise
     apart = True
     scores_of = stacked_scores
