@@ -141,7 +141,7 @@ def setting(
     task = TASKS[task](data.dimension, data.classes) if isinstance(task, str) else task
     privacy = PRIVACIES[privacy] if isinstance(privacy, str) else privacy
     if algorithm.noise_aware and privacy is not None and privacy.clip == "median":
-        pytest.skip(f"{algorithm.name} refuses a clip bound that is read off the batch")
+        pytest.skip(f"{algorithm.name} refuses a clip bound that is computed from the batch")
     return Trial.of(data, task, algorithm, replace(PLAN, **plan), privacy)  # type: ignore[arg-type]
 
 

@@ -342,7 +342,7 @@ def test_one_record_more_moves_noised_values_alone(tmp_path: Path, user: int) ->
     "records", [10, *[pytest.param(n, marks=pytest.mark.slow) for n in (4, 9)]]
 )
 def test_another_user_moves_noised_values_alone(tmp_path: Path, records: int) -> None:
-    """Whole users are hidden: neither their records nor how many they are is told."""
+    """Whole users are hidden: neither their records nor how many they are is revealed."""
     data = federation((9, 9, 9, 9, 9, 9))
     x, y = federation((records,), seed=1).train.of(0)
     tables = {"one": data.train.of(2), "other": (5 * x, y)}

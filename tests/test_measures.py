@@ -1,4 +1,4 @@
-"""What is measured, weighted and warned of: chosen metrics, one's own, class weights, a constant
+"""What is measured, weighted and warned of: chosen metrics, your own, class weights, a constant
 model."""
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ def test_one_run_is_lower_with_a_delta():
 
 
 def test_one_run_keeps_its_confidence_on_randomised_response():
-    """Each coin is told rightly with probability e^ε/(1 + e^ε): exactly ε-DP."""
+    """Each coin is guessed correctly with probability e^ε/(1 + e^ε): exactly ε-DP."""
     epsilon, rng = 1.0, np.random.default_rng(8)
     right = rng.binomial(300, 1 / (1 + math.exp(-epsilon)), 100)
     wrong = sum(one_run_epsilon(300, 300, int(v), 0.0, 0.9) > epsilon for v in right)

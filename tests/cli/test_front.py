@@ -210,7 +210,7 @@ def test_compare_as_json_writes_a_figure_only_when_asked(finished, monkeypatch, 
 
 @pytest.mark.slow
 def test_a_terminal_without_greek_gets_words(finished):
-    """An ASCII console is told ε as a word; nothing fails for want of a letter."""
+    """An ASCII console shows ε as a word; nothing fails for a missing character."""
     for words in (["train", "--resume", "run"], ["compare", "run"], ["privacy", "run"]):
         done = run(*words, cwd=finished, PYTHONIOENCODING="ascii", PYTHONUTF8="0")
         assert done.returncode == 0, done.stderr

@@ -101,7 +101,9 @@ def test_a_folder_of_ten_hospitals_is_evaluated_as_a_whole_and_by_file(dpscaffol
     assert found["left_aside"] == ["site10.xlsx"]
     for file, site in zip(found["files"], found["sites"], strict=True):
         alone = json.loads(dpscaffold(f"evaluate run new/{file['file']} --json")[1])
-        assert not {"files", "left_aside", "notes"} & {*alone}, "a single file is told as before"
+        assert not {"files", "left_aside", "notes"} & {*alone}, (
+            "a single file is reported as before"
+        )
         same = ("rows", "left_out", "gap", "metrics", "baseline")
         assert {key: file[key] for key in same} == {key: alone[key] for key in same}
         assert site["accuracy"] == file["metrics"]["test_accuracy"]

@@ -248,7 +248,7 @@ def test_explain_knows_the_files_of_a_deployment(key, said):
 
 
 #: What a key needs next to it: a partition, or the fit that it belongs to.
-BESIDE = {
+FURTHER = {
     "data": {
         "alpha": {"partition": "dirichlet"},
         "shards": {"partition": "shards"},
@@ -277,14 +277,14 @@ def tables_with(key):
         for other in FOUND
         if (other.table, other.place, other.default) == (key.table, key.place, NEEDED)
     }
-    beside = BESIDE.get(key.table, {}).get(name, {}) if key.place != "synthetic" else {}
+    further = FURTHER.get(key.table, {}).get(name, {}) if key.place != "synthetic" else {}
     if key.table == "data":
         users = {} if key.place in ("synthetic", "saved") else {"users": 20}
-        return {"data": {"source": key.place, **users, **needed, **beside, name: key.example}}
+        return {"data": {"source": key.place, **users, **needed, **further, name: key.example}}
     if key.table == "step":
         if name == "mean" and key.place == "standardise":
-            beside = beside | {"deviation": 0.25}
-        step = {"step": key.place, **needed, **beside, name: key.example}
+            further = further | {"deviation": 0.25}
+        step = {"step": key.place, **needed, **further, name: key.example}
         return {"data": {"source": "digits", "preprocess": ["centre", step]}}
     if key.table == "algorithm":
         place = {"server": key.place} if key.place in SERVERS else {"name": key.place}

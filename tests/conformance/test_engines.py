@@ -99,7 +99,7 @@ def test_chunks_change_nothing_but_rounding(algorithm, task, privacy, chunk):
 @every_algorithm
 @pytest.mark.parametrize("privacy", ["none", "poisson"])
 def test_devices_that_share_a_round_change_nothing(algorithm, privacy):
-    """Chunks dealt to two workers give the very run of one worker with those chunks."""
+    """Chunks split over two workers give the very run of one worker with those chunks."""
     run = setting(algorithm, "mlp", privacy)
     hardware = Hardware((WHERE, WHERE), chunk=2)
     shared = Driven(Simulator([run], [run.federation], hardware))

@@ -85,7 +85,7 @@ def test_extreme_budgets_are_drafted_without_a_number(epsilon):
     assert "more than twice as much for replacing" in tables(epsilon=epsilon)[1]
 
 
-def test_records_of_no_site_are_dealt_out_to_sites_that_are_large_enough():
+def test_records_of_no_site_are_partitioned_into_sites_that_are_large_enough():
     assert list(random_sizes(500).values()) == [50] * 10
     assert list(random_sizes(45).values()) == [11] * 4 and list(random_sizes(3).values()) == [3]
 

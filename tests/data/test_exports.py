@@ -137,7 +137,7 @@ def test_a_mended_file_reads_as_the_same_cells(
     for n, (a, b) in enumerate(rows):
         cells = ['"' + cell.replace('"', '""') + '"' for cell in (a, b)]
         quoted += ["# skipped", f"{n},{cells[0]},{cells[1]}"]
-    path = tmp_path_factory.mktemp("mended") / "a.csv"
+    path = tmp_path_factory.mktemp("fixed") / "a.csv"
     written(path, "\n".join(quoted), "utf-16")
     file = TableFile(path, "csv", Dialect(encoding="utf-16", comment="#"))
     read = [

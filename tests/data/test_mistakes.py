@@ -140,8 +140,14 @@ def test_deployed_sites_read_spellings_alike(tmp_path: Path) -> None:
         ({"values": {"ready": ["ja"]}}, "give a table by column"),
         ({"values": {"ready": {"yes": "ja"}}}, "values.ready.yes is 'ja'; give a list of texts"),
         ({"values": {"ready": {"yes": [1]}}}, "give a list of texts"),
-        ({"values": {"ready": {"yes": ["ja"], "no": ["ja"]}}}, "'ja' as 'no', and it stands for"),
-        ({"values": {"ready": {"yes": ["no"], "no": []}}}, "'no' as 'yes', and it stands for 'no'"),
+        (
+            {"values": {"ready": {"yes": ["ja"], "no": ["ja"]}}},
+            "'ja' as 'no', and it already means",
+        ),
+        (
+            {"values": {"ready": {"yes": ["no"], "no": []}}},
+            "'no' as 'yes', and it already means 'no'",
+        ),
         ({"values": {"ready": {"yes": [" "]}}}, "empty text"),
         ({"values": {"age": {"1": ["one"]}}}, "'age', which is neither a label of classes nor in"),
         (
@@ -246,7 +252,7 @@ def test_init_refuses_arrays_of_one_class_or_one_user(users, tmp_path, monkeypat
     assert not list(tmp_path.glob("*.toml"))
 
 
-def test_few_records_are_dealt_to_as_many_sites_as_training_keeps(tmp_path, monkeypatch) -> None:
+def test_few_records_go_to_as_many_sites_as_training_keeps(tmp_path, monkeypatch) -> None:
     """Ten sites of five records each were drafted, and refused by train."""
     (tmp_path / "t.csv").write_text("age,dose,ready\n" + "1,2,yes\n2,3,no\n" * 25)
     assert init(tmp_path, monkeypatch, "t.csv")[0] == 0

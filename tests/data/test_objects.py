@@ -162,8 +162,8 @@ def test_torch_datasets(words: bool) -> None:
     assert one.names == each.names == tuple(f"user {k}" for k in range(4))
     assert one.dimension == 6 and torch.equal(one.train.features, each.train.features)
     assert one.target.classes == (("9", "10") if words else ("0", "1"))
-    dealt = federation_of(Pairs(x, labels), users=5, similarity=100, preprocess=[])
-    assert len(dealt.names) == 5
+    made = federation_of(Pairs(x, labels), users=5, similarity=100, preprocess=[])
+    assert len(made.names) == 5
     tensors = torch.utils.data.TensorDataset(x, torch.arange(40) % 2)
     assert federation_of(tensors, users=4, preprocess=[]).dimension == 6
     keys = {"users": 4, "similarity": 100, "target": Target("number", low=0, high=20)}

@@ -246,7 +246,7 @@ def test_unknown_and_damaged_preparations_are_refused(tmp_path: Path) -> None:
 
 
 class Doubled:
-    """A step of one's own: it can be applied, and not stored."""
+    """Your own step: it can be applied, and not stored."""
 
     protection, cost, sentence = "none needed", None, "Doubled."
 

@@ -79,7 +79,7 @@ def test_a_filled_draft_is_released_as_it_is(tmp_path: Path, monkeypatch) -> Non
     stated = json.loads(Path("r/privacy.json").read_text())
     assert stated["guarantee"] and not stated["simulated"]
     assert not any(
-        "read off the data" in line or "without prot" in line for line in stated["outside"]
+        "read from the data" in line or "without prot" in line for line in stated["outside"]
     )
     assert any("drafted from the records" in line for line in stated["outside"])
     assert load_model("r").unprotected == ()

@@ -164,7 +164,7 @@ def test_numbers_as_labels_keep_their_order(tmp_path: Path) -> None:
 def test_classes_may_be_given(tmp_path: Path) -> None:
     pool = csv(tmp_path, "a,y\n1,no\n2,yes\n", classes=("yes", "no", "maybe"))
     assert pool.labels.tolist() == [1, 0] and pool.classes == 3
-    assert not any("labels was read off" in step.sentence for step in pool.preparation)
+    assert not any("labels was read from" in step.sentence for step in pool.preparation)
     with pytest.raises(
         BadInput, match=r"label 'yess' is not among classes \(did you mean 'yes'\?\)"
     ):

@@ -78,7 +78,7 @@ def test_numbers_are_read_as_numbers(tmp_path: Path, kind: str) -> None:
     found = torch.cat([federation.train.labels, federation.test.labels]).numpy()
     assert np.array_equal(np.sort(4 * found), np.sort(prices))
     assert any("numbers to be predicted" in note for note in notes)
-    # No list of labels was read off the data, so none is outside the guarantee.
+    # No list of labels was read from the data, so none is outside the guarantee.
     assert not any("labels" in step.sentence for step in federation.preparation)
     assert "a number" in repr(federation)
     stored = load(prepare(options, tmp_path / "kept"), verify=True)
@@ -260,7 +260,7 @@ def test_the_schema_says_what_a_row_looks_like_and_nothing_of_a_record(tmp_path:
     }
     schema = load_federation(options).schema
     assert schema.columns == ("age", "sex", "ward") and schema.dimension == 5
-    assert schema.categories == (("sex", ("f", "m")),)  # the wards were read off the records
+    assert schema.categories == (("sex", ("f", "m")),)  # the wards were read from the records
     assert schema.target.classes == ("0", "1")
     for step in schema.preparation:
         assert step.protection in ("none needed", "public") or not hasattr(step, "mean")

@@ -226,7 +226,7 @@ def test_the_sites_must_have_the_sizes_that_the_noise_was_solved_for(tmp_path):
 
 
 class StoppedAway:
-    """An exchange that is told to stop in a given round."""
+    """An exchange that must stop in a given round."""
 
     def __init__(self, real, at):
         self.real, self.at = real, at

@@ -20,7 +20,7 @@ NOT_RUN = [
     ("docs/reproduction.md", "an hour and more on two cores"),
     (
         "examples/flower-app/README.md",
-        "names hosts and paths of a federation of one's own; tests/deploy/test_flower_app.py runs "
+        "names hosts and paths of your own federation; tests/deploy/test_flower_app.py runs "
         "the app",
     ),
 ]

@@ -276,7 +276,7 @@ def test_every_direction_is_taken_as_it_is(monkeypatch, algorithm):
     run = setting(algorithm, "logistic", "poisson", user_ratio=1.0)
     scripted, plain, taken = scripted_and_not(monkeypatch, lambda: shared_by(run, 1))
     assert torch.equal(scripted, plain)
-    assert all(taken) == (algorithm != "feddyn")  # a direction of one's own is taken step by step
+    assert all(taken) == (algorithm != "feddyn")  # your own direction is taken step by step
 
 
 def test_noise_in_blocks_of_steps_is_the_same(monkeypatch):

@@ -141,9 +141,9 @@ def test_judging_beside_the_rounds_changes_nothing(task, monkeypatch, tmp_path):
         return train(data, TASKS[task](), ALGORITHMS["scaffold"](), plan, PRIVACY["fixed"],
                      device="cuda", out=tmp_path / folder)  # fmt: skip
 
-    beside = run("beside")
+    overlapped = run("beside")
     monkeypatch.setattr(
         driver, "BackgroundWorker", lambda *_: BackgroundWorker(torch.device("cpu"))
     )
     in_line = run("in-line")
-    assert torch.equal(beside.params, in_line.params) and beside.history == in_line.history
+    assert torch.equal(overlapped.params, in_line.params) and overlapped.history == in_line.history

@@ -238,7 +238,7 @@ def test_only_models_that_the_programs_know_are_theirs():
 
 
 def test_what_has_no_program_takes_plain_steps(programs_used, monkeypatch):
-    """Clips read off the batch, rescaled means, and records that are not all tame."""
+    """Clips computed from the batch, rescaled means, and records that are not all tame."""
     monkeypatch.setattr(fused, "fits", lambda model, device: True)
     wild = federation()
     wild.train.features[0] = 1e9

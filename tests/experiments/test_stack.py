@@ -67,10 +67,10 @@ def test_a_diverged_run_leaves_the_others_alone():
         setting(data=data, learning_rate=1e36, regularisation=1.0),
     )
     (reference,) = train_stack([calm], FULL)
-    beside = train_stack([calm, wild], FULL)
-    assert beside[1].diverged is not None and beside[1].late("test_accuracy") is None
-    assert beside[0].diverged is None
-    assert beside[0].history[-1]["train_loss"] == pytest.approx(
+    stacked = train_stack([calm, wild], FULL)
+    assert stacked[1].diverged is not None and stacked[1].late("test_accuracy") is None
+    assert stacked[0].diverged is None
+    assert stacked[0].history[-1]["train_loss"] == pytest.approx(
         reference.history[-1]["train_loss"], rel=1e-5
     )
 

@@ -217,7 +217,7 @@ class TestUserUnit:
 
 @pytest.mark.parametrize("name", [name for name in BOUNDS if name != "ledger"])
 def test_a_median_clip_has_no_bound(name):
-    with pytest.raises(PrivacyError, match="clip bound is read off private data"):
+    with pytest.raises(PrivacyError, match="clip is computed from private data"):
         BOUNDS[name].epsilon(run_of(SMALL, clip="median"))
 
 

@@ -134,7 +134,7 @@ class TestDeclaredSizes:
         assert one.batch_sizes.tolist() == other.batch_sizes.tolist() == [5, 6, 2, 4, 7, 3]
         for weighting in ("uniform", "records"):
             assert setting(whole, weighting=weighting).sizes.tolist() == [10, 12, 5, 8, 14, 7]
-        # And read off the data they would tell: that is why it is called zero-out.
+        # Computed from the data they would reveal it: that is why it is called zero-out.
         bare = setting(federation()), setting(without_one(federation(), 2))
         assert bare[0].describe().to_dict() != bare[1].describe().to_dict()
 

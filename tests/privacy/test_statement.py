@@ -69,7 +69,7 @@ def test_repeated_rounds_are_counted_on_their_draw():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"clip": "median"}, "no guarantee: the clip bound is read off private data"),
+        ({"clip": "median"}, "no guarantee: the clip is computed from private data"),
         ({"noise": 0.0}, "epsilon is infinite"),
         ({"unit": "user", "weighting": "records"}, "reveal how many records"),
     ],
@@ -186,6 +186,6 @@ def test_the_table_in_the_documentation_is_what_the_command_prints():
 
 def test_a_step_that_says_something_unknown_of_itself_is_outside_the_guarantee():
     """Only what says that it is harmless is taken to be."""
-    steps = [Remark("A step of one's own.", "harmless"), Remark("Unit norm.", "none needed")]
+    steps = [Remark("My own step.", "harmless"), Remark("Unit norm.", "none needed")]
     said = statement(None, preparation=steps)
-    assert "A step of one's own." in said["outside"] and "Unit norm." not in said["outside"]
+    assert "My own step." in said["outside"] and "Unit norm." not in said["outside"]

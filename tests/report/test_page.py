@@ -208,7 +208,7 @@ def shown(number: float) -> str:
 
 
 def test_the_page_of_a_run_that_keeps_a_promise_has_no_metrics(tmp_path: Path) -> None:
-    """They are read off private records without noise. --with-metrics adds them, marked."""
+    """They are computed from private records without noise. --with-metrics adds them, marked."""
     data = synthetic(users=6, records=40, dimension=4, classes=3)
     plan = Plan(rounds=4, local_steps=2, user_ratio=0.5, evaluate_every=1)
     mechanism, out = Gaussian(noise=4.0), tmp_path / "release"

@@ -87,7 +87,7 @@ def test_clipped_sums_are_those_of_each_record_alone(name, bound):
 
 @each_net
 def test_the_median_is_that_of_the_true_norms(name):
-    """The bound read off a batch is the lower median of exact norms."""
+    """The median bound of a batch is the lower median of exact norms."""
     net, task, params, x, y = some(name, users=1)
     bound = task.clipped_sum(params, Batch(x, y), "median").bound
     norms = oracle(net, task.shape, params[0], x[0], y[0]).norm(dim=1)
@@ -386,6 +386,6 @@ def test_no_record_of_any_module_adds_more_than_c(name, data, bound):
     alone = task.clipped_sum(params, Batch(x[:, 1:2], y[:, 1:2]), clip).total
     assert bool(alone.isfinite().all()) and float(alone.double().norm()) <= bound * ALLOWED
     others = torch.tensor([[1.0, 0.0, 1.0]])
-    beside = task.clipped_sum(params, Batch(x, y, others), clip).total
+    alone = task.clipped_sum(params, Batch(x, y, others), clip).total
     tame = torch.where(others[..., None] == 1, x, 0.0)
-    assert torch.equal(beside, task.clipped_sum(params, Batch(tame, y, others), clip).total)
+    assert torch.equal(alone, task.clipped_sum(params, Batch(tame, y, others), clip).total)

@@ -147,7 +147,7 @@ def test_labels_are_learnt_from_a_csv_file_in_both_engines(
 
 
 def test_private_labels_of_a_module_keep_the_promised_clip(tmp_path: Path) -> None:
-    """A network of one's own, in both engines, with noise: nothing is special about labels."""
+    """Your own network, in both engines, with noise: nothing is special about labels."""
     x, held = rows_of(1, 60)
     federation = from_users([(x[:30], held[:30]), (x[30:], held[30:])], target="labels")
     net = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3))
@@ -202,7 +202,7 @@ def test_an_evaluation_agrees_with_scikit_learn(run: Path) -> None:
     found = evaluate_file(model, run / "new.csv")
     said = model.predict(run / "new.csv").numpy()
     chance = model.probabilities(run / "new.csv").numpy()
-    pooled = evaluate_file(model, run / "new.csv", site="a")  # a site of one's own for every row
+    pooled = evaluate_file(model, run / "new.csv", site="a")  # every row is its own site
     assert pooled.metrics["test_label_accuracy"] == pytest.approx(1 - hamming_loss(true, said))
     assert pooled.metrics["test_subset_accuracy"] == pytest.approx(accuracy_score(true, said))
     assert found.metrics["test_micro_f1"] == pytest.approx(f1_score(true, said, average="micro"))

@@ -49,10 +49,10 @@ def names(events):
 def test_events_and_rows_are_those_of_a_run_in_line(overlapping, tmp_path):
     meant, in_line = told(out=tmp_path / "a")
     overlapping()
-    found, beside = told(out=tmp_path / "b")
-    assert names(beside) == names(in_line)
-    assert [type(one) for one in beside[:4]] == [RoundDone, Evaluated, RoundDone, Checkpointed]
-    assert isinstance(beside[-1], Ended)
+    found, overlapped = told(out=tmp_path / "b")
+    assert names(overlapped) == names(in_line)
+    assert [type(one) for one in overlapped[:4]] == [RoundDone, Evaluated, RoundDone, Checkpointed]
+    assert isinstance(overlapped[-1], Ended)
     assert found.history == meant.history and torch.equal(found.params, meant.params)
     rows = [(tmp_path / run / "metrics.jsonl").read_text() for run in "ab"]
     assert rows[0] == rows[1]

@@ -298,7 +298,7 @@ def forget_head(folder, lines):
 
 
 def shorten_both(folder, lines):
-    """The journal and its summary alike; the statement, handed out, still says otherwise."""
+    """The journal and its summary alike; the statement, once published, still says otherwise."""
     shorten(folder, lines)
     last = json.loads((folder / "ledger.jsonl").read_text().splitlines()[-1])
     body = json.loads((folder / "ledger.json").read_text())

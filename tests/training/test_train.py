@@ -447,7 +447,7 @@ class TestRefusals:
 
 def test_events_come_in_order_and_rounds_carry_parameters(federation, tmp_path):
     """Evaluated before its round is done, then the checkpoint; x^t is the run's own; the end last.
-    An observer next to it is told as ever."""
+    An observer next to it is still called."""
     heard, told = [], []
     result = train(
         federation, Logistic(40, 10), fedavg(), plan(rounds=4, evaluate_every=2), NOISY,

@@ -75,7 +75,7 @@ def test_the_advice_works_when_it_is_followed(hospitals: Path) -> None:
 
 
 def test_advice_and_drafts_agree_on_how_many_sites_may_all_take_part() -> None:
-    """A draft lets 150 sites take part in every round, so a run of a quarter of them is told to."""
+    """A draft lets 150 sites take part in every round, so a run of a quarter of them is warned."""
     for users, all_of_them in ((150, True), (FEW_USERS, True), (FEW_USERS + 1, False)):
         data = synthetic(users=users, records=20)
         plan = Plan(rounds=4, local_steps=1, user_ratio=0.1)

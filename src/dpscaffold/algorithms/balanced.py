@@ -83,7 +83,7 @@ def _positive(value: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Balance:
-    """What a cohort is told: ``cohort`` c_S and ``common`` a·(c − c_S), zero where nobody of the
+    """What a cohort receives: ``cohort`` c_S and ``common`` a·(c − c_S), zero where nobody of the
     cohort was seen before."""
 
     trust: Trust

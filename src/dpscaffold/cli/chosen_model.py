@@ -22,7 +22,7 @@ ModuleOption = Annotated[
 def chosen_model(run: Path, module: str | None) -> Model:
     """The model of a run folder or of a folder of its own.
 
-    Reading one runs no code. That of a module of one's own is not stored with it, so it is run only
+    Reading one runs no code. The code of your own module is not stored with it, so it is run only
     where it is named; the file is looked for where the run's configuration lay, in the working
     folder, then among what Python can import.
     """

@@ -74,7 +74,7 @@ def _of_tuning(path: Path, set_: list[str]) -> dict[str, Any]:
 
 
 def spelled_out(path: Path | None, set_: list[str], unset: list[str]) -> dict[str, Any]:
-    """The tables of a file with their defaults; what it is, is told by what it holds."""
+    """The tables of a file with their defaults; its content says what it is."""
     from dpscaffold.config import load, read_tables
 
     held = read_tables(path) if path is not None else {}

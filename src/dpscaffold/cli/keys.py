@@ -111,7 +111,7 @@ def unset_keys(
 
 
 def _stands_in(tables: Mapping[str, Any], key: str) -> bool:
-    """Whether tables hold a dotted key, such as a number of one's own algorithm."""
+    """Whether tables hold a dotted key, such as a number of your own algorithm."""
     held: Any = tables
     for part in key.split("."):
         if not isinstance(held, Mapping) or part not in held:

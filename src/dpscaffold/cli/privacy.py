@@ -203,7 +203,7 @@ def privacy(
     elif only_quote:
         typer.echo(said.quote)
     else:
-        # Parts are told one by one.
+        # Parts are printed one by one.
         details = any((everything, view, group, colluders is not None, said.parts))
         _tell(said, None if details else folder, chosen, [plot, tradeoff])
 

@@ -140,7 +140,7 @@ def from_numbers(numbers: Numbers, delta: float | None) -> Mechanism:
         )
     sampling: Any = choice("--sampling", numbers.sampling or "fixed", get_args(Sampling))
     unit: Any = choice("--unit", numbers.unit or "record", get_args(Unit))
-    # Numbers on a command line are declared: nothing is read off data.
+    # Numbers on a command line are declared: nothing is computed from data.
     chosen = choose_relation(numbers.neighbours, sampling, unit, declared=True)
     sizes = [records] * users
     return Gaussian(noise=noise, sampling=sampling, unit=unit, neighbours=chosen).run(

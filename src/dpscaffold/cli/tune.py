@@ -131,6 +131,6 @@ def _tune_privately(
     console.print(shown_winner(tuned), markup=False)
     console.print(tuned.privacy_note, markup=False)
     console.print(
-        f"{folder} holds {', '.join(files)}: {folder / 'winner'} may be handed out, server.json "
+        f"{folder} holds {', '.join(files)}: {folder / 'winner'} may be published, server.json "
         f"is the server's alone"
     )

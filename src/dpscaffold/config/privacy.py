@@ -21,8 +21,8 @@ class PrivacySettings(ConfigTable):
     (:class:`~dpscaffold.Budget`).
 
     Give ``noise``, or ``epsilon`` with the ``view`` it is promised to, from which the noise is
-    solved. ``release`` is the recipe for a model that is handed out
-    (:mod:`dpscaffold.config.release`), ``allow`` what it is told to overlook.
+    solved. ``release`` is the recipe for a model to publish
+    (:mod:`dpscaffold.config.release`), ``allow`` the exceptions from its rules.
     """
 
     clip: Clip = 1.0

@@ -1,4 +1,4 @@
-"""The recipe for a model that is handed out: ``train --release``, ``[privacy] release = true``,
+"""The recipe for a model to publish: ``train --release``, ``[privacy] release = true``,
 ``train(…, release=True)``.
 
 A simulation may be looked at in any way; a release must keep its promise. So noise and batches are
@@ -92,8 +92,8 @@ def _of_the_run(setting: Setting, allowed: Sequence[str]) -> Iterator[str]:
         )
     if privacy.clip == "median" and MEDIAN not in allowed:
         yield (
-            f"privacy.clip is 'median', which is read off private records, so nothing is promised; "
-            f"give a number, or overrule with --allow {MEDIAN}"
+            f"privacy.clip is 'median', which is computed from private records, so there is no "
+            f"guarantee; give a number, or overrule with --allow {MEDIAN}"
         )
     if privacy.noise == 0:
         yield "privacy.noise is 0, which protects nobody; give a noise above 0"

@@ -165,7 +165,7 @@ class DeferredWork:
         self._by: Callable[[], None] | None = None
 
     def by(self, work: Callable[[], None]) -> None:
-        """Do this before anything is told of the next round."""
+        """Do this before anything of the next round is reported."""
         self._by = work
 
     def settle(self) -> None:

@@ -305,7 +305,7 @@ def raw_columns(preparation: Sequence[Prepared], dimension: int) -> tuple[str, .
 
 
 def _declared_categories(preparation: Sequence[Prepared]) -> tuple[tuple[str, Any], ...]:
-    """The categories of each column, but for those that were read off the records."""
+    """The categories of each column, but for those that were read from the records."""
     found = next((step.categories for step in preparation if hasattr(step, "categories")), ())
     unknown = {name for step in preparation for name in getattr(step, "read_off", ())}
     return tuple([(name, values) for name, values in found if name not in unknown])

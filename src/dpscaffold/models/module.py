@@ -262,7 +262,7 @@ class _Shaped(nn.Module):
 
 
 class _Own(nn.Module):
-    """A task of one's own, called as it is."""
+    """Your own task, called as it is."""
 
     def __init__(self, task: Task, params: Tensor) -> None:
         super().__init__()

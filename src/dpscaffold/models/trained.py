@@ -45,5 +45,5 @@ class TrainedParameters:
     @property
     def unprotected(self) -> tuple[str, ...]:
         """What leaves with the model although no guarantee covers it: statistics and lists that
-        were read off private records, in sentences."""
+        were computed from private records, in sentences."""
         return tuple(s.sentence for s in self.preparation if s.protection == "unprotected")

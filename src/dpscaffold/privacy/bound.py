@@ -193,7 +193,7 @@ def no_guarantee(run: Mechanism) -> str | None:
         return f"no guarantee: {reason}"
     if run.clip == "median":
         return (
-            "no guarantee: the clip bound is read off private data (clip='median'); give a "
+            "no guarantee: the clip is computed from private data (clip='median'); give a "
             "fixed clip"
         )
     if run.unit == "user" and run.query == "sums":

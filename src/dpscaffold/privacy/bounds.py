@@ -84,7 +84,7 @@ AGGREGATE = Bound(
         "one local step, no memory",
         "every participant really adds its noise",
         _NOT_A_PARTICIPANT,
-        "nothing that is read off single uploads (largest_drift) is handed out",
+        "nothing that is computed from single uploads (largest_drift) is published",
     ),
     reference="docs/privacy.md, Theorem 2; Balle, Barthe, Gaboardi 2018; Zhu, Dong, Wang 2022",
     explanation=(
@@ -130,7 +130,7 @@ def aggregate_among(colluders: int) -> Bound:
             "one local step, no memory",
             "every other participant really adds its noise",
             f"at most {colluders} participants pool what they know, and the server is not one",
-            "nothing that is read off single uploads (largest_drift) is handed out",
+            "nothing that is computed from single uploads (largest_drift) is published",
         ),
         reference=AGGREGATE.reference,
         explanation=(

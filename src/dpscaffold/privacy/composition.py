@@ -241,7 +241,7 @@ def shared_draw(parts: Sequence[RunPart]) -> str | None:
 
 
 def _shared(one: RunPart, other: RunPart, verb: str) -> str:
-    """What two runs have in common; a seed of the operating system is not told."""
+    """What two runs have in common; a seed of the operating system is not shown."""
     names = f"{one.name} and {other.name}"
     if one.drawn.is_copy_of(other.drawn):
         return f"{names} are copies of one run (their journals begin alike) and {verb} one seed"

@@ -87,7 +87,7 @@ def describe(
         _per_user("records", records, users),
         _per_user("batch_sizes", batch_sizes, users),
     )
-    if unit == "user":  # neither may be told, and neither matters
+    if unit == "user":  # neither may be revealed, and neither matters
         check_batches(sizes, draws)
         sizes, draws = [1] * users, [1] * users
     places: dict[tuple[int, int], int] = {}

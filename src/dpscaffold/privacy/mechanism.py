@@ -156,7 +156,7 @@ class Mechanism:
         ``replace-one``: one record (or user) is another; noise multiplier σ_g. ``zero-out``: a
         record is an empty one, whose gradient is zero, and every R_i, rate and divisor stays;
         multiplier 2σ_g. ``add-remove``: a record is there or not, which needs sizes that were
-        declared, since b_i read off the data would tell; multiplier 2σ_g.
+        declared, since b_i computed from the data would reveal it; multiplier 2σ_g.
         """
         if self.unit == "user" or self.sampling == "fixed":
             return "replace-one"

@@ -65,7 +65,7 @@ class Remark:
     """A step that changes no row: what a reader of data decided, or a step of which only this is
     known.
 
-    >>> Remark("The list of labels was read off the data.", "unprotected").cost is None
+    >>> Remark("The list of labels was read from the data.", "unprotected").cost is None
     True
     """
 

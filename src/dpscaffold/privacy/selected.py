@@ -109,7 +109,7 @@ class SelectionCost:
         )
 
     def to_third_parties(self) -> WinnerGuarantee:
-        """What may be handed out with the winner; the number of trials is not in it."""
+        """What may be published with the winner; the number of trials is not in it."""
         return WinnerGuarantee(
             adversary="a third party, given the winner alone: " + VIEWS[THIRD_PARTY],
             epsilon=self.epsilon[THIRD_PARTY],

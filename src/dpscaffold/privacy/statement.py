@@ -28,9 +28,9 @@ from dpscaffold.privacy.statement_types import (
 
 NO_NOISE = "no noise is added (noise=0), so epsilon is infinite"
 SINGLE_UPLOADS = (
-    "`largest_drift`, `largest_user_control` and every other `largest_user_` number are read off "
-    "single uploads: they belong to the server's view, whose epsilon covers them, and are outside "
-    "Theorem 2. Whoever is given them counts as the server."
+    "`largest_drift`, `largest_user_control` and every other `largest_user_` number are computed "
+    "from single uploads: they belong to the server's view, whose epsilon covers them, and are "
+    "outside Theorem 2. Whoever is given them counts as the server."
 )
 TUNING = "Hyperparameters tuned on private records."
 TUNING_OF_A_RELEASE = (
@@ -61,7 +61,7 @@ def statement(
     features; those whose ``protection`` is ``"unprotected"`` or ``"drafted"`` are outside the
     guarantee. ``seed_public`` says that the seed of noise and draw is stored next to the results:
     such a run is a simulation. ``draw_given`` says that the seed of the draw was somebody's choice.
-    ``allowed`` is what a release was told to overlook, None where nothing is released.
+    ``allowed`` is the exceptions from a release's rules, None where nothing is released.
     ``extra_costs`` are
     private mechanisms on the same records, part of every ε that is stated. ``rounds`` defaults to
     the recorded ones with a ledger, else to the planned. ``groups`` are the numbers of records of
@@ -217,7 +217,7 @@ def _unprotected(reason: str) -> Statement:
 
 def _mechanism(run: Mechanism) -> MechanismSummary:
     """What is released, in words and numbers."""
-    # Of a whole user not even the size may be told, and no rate plays a part.
+    # Of a whole user not even the size may be revealed, and no rate plays a part.
     rates = sorted(group.rate for group in run.groups) if run.unit == "record" else None
     scale = "2C·σ_g" if run.unit == "user" else "2C·σ_g/b"
     return MechanismSummary(

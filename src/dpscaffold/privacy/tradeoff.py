@@ -10,7 +10,7 @@ makes one such statement for every ε ≥ 0; together they are f = sup_ε f_{ε,
 **Which side is safe.** A smaller f grants the adversary more. Here f is the largest of finitely
 many f_{ε_j,δ_j}: a convex, piecewise-linear function that is symmetric and *never above* the true
 one, because every δ_j is at or above the true δ(ε_j) (a pessimistic law, its mass at infinity
-included, rounded up) and leaving statements out only lowers a supremum. What is read off it
+included, rounded up) and leaving statements out only lowers a supremum. What is computed from it
 (true-positive rates, accuracy, μ, the ε of a group) is therefore never below the truth.
 """
 

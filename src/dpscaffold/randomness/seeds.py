@@ -10,7 +10,7 @@ left out        a new seed from the operating        seed 0 draws everything, as
 
 The first weights of a network come from the seed that was given, or from seed 0. A seed of the
 operating system is kept in the run folder (``seed.json``), so that the run can be resumed, and is
-in nothing that is handed out. A seed of which nothing is known counts as shared with every other.
+in nothing that is published. A seed of which nothing is known counts as shared with every other.
 """
 
 from __future__ import annotations

@@ -169,7 +169,7 @@ def _draw_smallest(stream: Stream, records: int, index: np.ndarray) -> None:
     Positive doubles compare like their bit patterns, so the upper bits of a uniform double serve as
     a random key (no tie before about 2^40 draws) and the lower bits may hold the number. Most keys
     are left out by one comparison, with a bound that is too low for fewer than one batch in 10⁸
-    (six standard deviations); then, as ever, the smallest are told exactly.
+    (six standard deviations); then, as ever, the smallest are found exactly.
     """
     steps, batch = index.shape
     low = np.uint64((1 << max(1, (records - 1).bit_length())) - 1)

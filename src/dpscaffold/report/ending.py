@@ -23,7 +23,7 @@ RELATIONS = {
     "zero-out": "removing the content of one",
     "add-remove": "adding or removing one",
 }
-#: Short names of what preparation reads off the records, by a word of its sentence.
+#: Short names of what preparation computes from the records, by a word of its sentence.
 NAMES = {
     "categor": "categories",
     "label": "label names",

@@ -1,4 +1,4 @@
-"""What private tuning found: the winner in a folder that may be handed out, and what the server
+"""What private tuning found: the winner in a folder that may be published, and what the server
 saw next to it."""
 
 from __future__ import annotations

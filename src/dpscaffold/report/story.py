@@ -124,7 +124,7 @@ def _sites(stored: StoredRun) -> Section:
         share = f"{low:.3g}" if low == high else f"{low:.3g} to {high:.3g}"
         rows.append(("share of its records in a batch", share))
     text = (
-        "Nothing else of single sites is shown: their sizes, labels and metrics are read off "
+        "Nothing else of single sites is shown: their sizes, labels and metrics are computed from "
         "private records, and no guarantee covers them."
     )
     return section("The sites", [Table("Who took part", ("", "value"), tuple(rows)), Text(text)])

@@ -139,7 +139,7 @@ class PrivacyAccount:
         ``completed`` and ``anchor`` are the round and journal of the checkpoint: what was spent is
         at or beyond them. Nothing is written before all is checked. ``stored`` says that
         participants keep their uploads, so that a round that is run again is the same release;
-        those that are not are told to :meth:`count_again`.
+        those that are not are passed to :meth:`count_again`.
         """
         self.folder = folder
         if self.run is None:
@@ -249,7 +249,7 @@ class PrivacyAccount:
         """Those of the drawn users who take part; they are in the ledger when this returns.
 
         ``ahead`` counts a round before it runs, where what comes out may decide whether it does;
-        the journal is told once more when it is released.
+        the journal gets another line when it is released.
         """
         if self.run is None:
             return drawn

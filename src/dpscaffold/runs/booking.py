@@ -1,4 +1,4 @@
-"""One run's dealings with a budget file: its grant before it begins, its rounds before they run.
+"""One run's use of a budget file: its grant before it begins, its rounds before they run.
 
 What a run may spend is fixed before it begins: ε over the random draw, for all planned rounds.
 Where the seed of the draw is given, it is the larger of that and ε given the draw that the seed

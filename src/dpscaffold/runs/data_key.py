@@ -2,7 +2,7 @@
 
 A plain hash of records gives them away: whoever knows all records but one tries every value of the
 last. So an identity of records is an HMAC. Its key lies next to it in a file of its own, readable
-by its owner alone, and neither of them is in anything that is handed out. Identities can be
+by its owner alone, and neither of them is in anything that is published. Identities can be
 compared where they were made with the same key.
 """
 

@@ -14,7 +14,7 @@ _logger = logging.getLogger("dpscaffold")
 class RunLog(logging.FileHandler):
     """Writes the package's warnings to a run's folder while the run goes on.
 
-    They are still told where they would be without it: to the handlers of whoever set up logging,
+    They are still logged where they would be without it: to the handlers of whoever set up logging,
     or else on the error output. A log that cannot be written ends no run.
     """
 

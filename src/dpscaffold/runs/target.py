@@ -1,4 +1,4 @@
-"""The ε that a run was told to keep within (``privacy.target_epsilon``), round by round."""
+"""The ε that a run must keep within (``privacy.target_epsilon``), round by round."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ def site_noise(setting: Setting) -> Tensor:
     times R_i/R̄ where the mean is weighted by records. Zeros where nothing is noised."""
     known = setting.known(range(setting.users))
     if known.spread is None:
-        raise ValueError("the noise of a clip bound that is read off the batch is not known")
+        raise ValueError("the noise of a clip bound that is computed from the batch is not known")
     spread = torch.as_tensor(known.spread, dtype=torch.float64) * torch.ones(setting.users, 1)
     weight = torch.as_tensor(known.weight, dtype=torch.float64) * torch.ones(setting.users, 1)
     return (spread * weight / weight.mean())[:, 0]

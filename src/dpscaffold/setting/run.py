@@ -85,7 +85,7 @@ class Setting:
             raise BadInput(
                 "median-clip",
                 f"privacy.clip is 'median', but {self.algorithm.name} weighs controls by their "
-                "noise, which is unknown where the clip bound is read off the batch; give a number",
+                "noise, which is unknown where the clip is computed from the batch; give a number",
             )
         if self.warm_rounds >= plan.rounds:
             raise BadInput(
@@ -176,7 +176,7 @@ class Setting:
         return torch.tensor(self.roster.sizes)
 
     def declared(self, user: int) -> int | None:
-        """The size that a user declared, or None where R_i was read off its data."""
+        """The size that a user declared, or None where R_i was computed from its data."""
         return self.roster.sizes[user] if self.roster.declared else None
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Per-example gradients of one parameter, in as few numbers as they can be told in.
+"""Per-example gradients of one parameter, in as few numbers as possible.
 
 A contribution represents the gradients g_j of one parameter, for the U users and N records of a
 stack. It knows two things: the squared norms ‖g_j‖², (U, N) in float64, in which squares of float32
@@ -264,7 +264,7 @@ def _cheaper_product(part: Outers) -> Contribution:
 
 
 def _cheaper_table(part: Contribution) -> Contribution:
-    """A small table's gradients are held; those of a large one are told by their rows."""
+    """A small table's gradients are held; those of a large one are given by their rows."""
     if isinstance(part, LookedUpRows):
         places, columns = part.values.shape[2:]
         if part.rows * columns <= 2 * places * (places + columns):

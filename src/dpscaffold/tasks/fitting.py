@@ -15,7 +15,7 @@ from dpscaffold.tasks.module import ModuleTask
 def check_task(task: Task, schema: Schema, seed: int) -> None:
     """An empty record through the task: its input and output must fit the schema."""
     classes = len(schema.target.classes)
-    loss = getattr(task, "loss", None)  # a task of one's own may have none to ask
+    loss = getattr(task, "loss", None)  # your own task may have none to ask
     if loss is not None:
         loss.fits(schema.target.kind, classes)
     scores = _scores_of_zeros(task, schema.dimension, seed)

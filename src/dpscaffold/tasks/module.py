@@ -149,7 +149,7 @@ class ModuleTask:
 
 
 def _scores_of_last_layer(module: nn.Module) -> int:
-    """How many scores a module gives, read off its last linear layer; 0 where it has none."""
+    """How many scores a module gives, by its last linear layer; 0 where it has none."""
     linear = [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
     return linear[-1].out_features if linear else 0
 

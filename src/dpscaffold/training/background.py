@@ -40,7 +40,7 @@ class Evaluations:
         self._asked.append((round, self._aside.begin(judged)))
 
     def found(self, wait: bool = False) -> Iterator[tuple[int, list[Metrics]]]:
-        """The rounds that are evaluated by now, or all with ``wait``, each handed out once."""
+        """The rounds that are evaluated by now, or all with ``wait``, each returned once."""
         while self._asked and (wait or self._asked[0][1].done()):
             round, made = self._asked.popleft()
             yield round, made.result()

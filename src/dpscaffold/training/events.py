@@ -1,4 +1,4 @@
-"""What is told while runs are under way: one protocol for progress, tracking and stacks.
+"""Events while runs are under way: one protocol for progress, tracking and stacks.
 
 A listener is called with every event, in order; it may raise :class:`StopRequested` to end the
 work.

@@ -170,7 +170,7 @@ def run_settings(
 ) -> Result:
     """Load the data, train with a progress line, return the result.
 
-    ``say`` is told what was read and what will be run, ``warn`` what should not be missed.
+    ``say`` is called with what was read and what will be run, ``warn`` what should not be missed.
     """
     privacy, stopping, allowed = settings.privacy, stopping_of(settings), _allowed(settings)
     if folder is None:

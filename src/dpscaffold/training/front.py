@@ -202,7 +202,7 @@ def run(
 ) -> Result:
     """As :func:`train`, for a setting that is made already and the federation that it is of.
 
-    ``allowed`` is what a release, made by :mod:`~dpscaffold.config.release`, was told to overlook;
+    ``allowed`` is what a release, made by :mod:`~dpscaffold.config.release`, may overlook;
     None where nothing is released.
     """
     if federation.roster.sizes != setting.roster.sizes:

@@ -33,7 +33,7 @@ from dpscaffold.training.events import Ended, Listener
 from dpscaffold.training.optimum import Optimum
 from dpscaffold.training.result import Result, summarise
 
-#: A metric of one's own: the model and the evaluation data → a number, under the function's name.
+#: Your own metric: the model and the evaluation data → a number, under the function's name.
 OwnMetric = Callable[[Model, Federation], float]
 
 
@@ -239,7 +239,7 @@ class RunInProgress(RunDriver):
         return found
 
     def evaluated_now(self, state: State) -> dict[str, float]:
-        """Metrics of one's own, and the one that stops the run early."""
+        """Your own metrics, and the one that stops the run early."""
         if not self.own and self.stopping is None:
             return {}
         model = Model.of(self.federation, self.setting.task, state.output.cpu())
@@ -287,7 +287,7 @@ class RunInProgress(RunDriver):
         return result
 
     def _save_model(self, folder: RunFolder, model: Model) -> str:
-        """Write the model; what cannot be stored (a preparation of one's own) is said instead."""
+        """Write the model; what cannot be stored (your own preparation) is said instead."""
         try:
             return str(model.save(folder.file(WITHIN)).relative_to(folder.path))
         except BadInput as problem:

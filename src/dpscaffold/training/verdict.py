@@ -79,7 +79,7 @@ def _standard_error(metric: str, labels: torch.Tensor) -> float:
 
 
 def _constant(federation: Federation) -> str:
-    """The constant answer, in words; that of numbers is private and is not told."""
+    """The constant answer, in words; that of numbers is private and is not shown."""
     target = federation.target
     if target.kind == "number":
         return "always answering the mean"

@@ -268,7 +268,7 @@ def _score_cost(table: TuneSettings, run: Mechanism) -> Cost | None:
 def _train(
     settings: Sequence[Setting], federation: Federation, device: torch.device, tell: Listener
 ) -> list[Outcome]:
-    """All trials, side by side where their shapes agree; no accuracy is told on the way."""
+    """All trials, side by side where their shapes agree; no accuracy is reported on the way."""
     outcomes: dict[int, Outcome] = {}
     stacks = split(settings, device) if settings else []
     for number, stack in enumerate(stacks, 1):

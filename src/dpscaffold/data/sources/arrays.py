@@ -15,7 +15,7 @@ from dpscaffold.data.pool import Pool, assemble
 from dpscaffold.data.preparation import preprocess as _preprocess
 from dpscaffold.data.prepared import Scale
 from dpscaffold.data.preprocessing import StepSettings
-from dpscaffold.data.tables.labels import LABELS_READ_OFF, by_value
+from dpscaffold.data.tables.labels import LABELS_READ, by_value
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation import Federation
 from dpscaffold.federation.labels import pack
@@ -177,14 +177,14 @@ def _named_target(
         given = tuple(classes)
         return _class_numbers(labels, given), Target("class", given), ()
     names = tuple(sorted({str(label) for label in labels}, key=by_value))
-    said = Remark(LABELS_READ_OFF, "unprotected", remedy="classes=(…), their names in order")
+    said = Remark(LABELS_READ, "unprotected", remedy="classes=(…), their names in order")
     return _class_numbers(labels, names), Target("class", names), (said,)
 
 
 def _target(
     labels: np.ndarray, classes: int | Sequence[str] | None, target: Kind | Target
 ) -> tuple[np.ndarray, Target, tuple[Remark, ...]]:
-    """Labels as numbers, what they represent, and what was read off them."""
+    """Labels as numbers, what they represent, and what was read from them."""
     if isinstance(target, Target) and target.classes:
         classes, target = target.classes, target.kind
     if target == "labels":

@@ -42,7 +42,7 @@ class Coding:
     represents a missing one (a missing category is zero everywhere), or ``"refuse"`` or ``"drop"``:
     then a row that lacks a value cannot be coded. ``unseen`` says what a category is that is not
     among the values: refused, or zero everywhere. ``read_off`` are the categorical columns whose
-    values were read off private records.
+    values were computed from private records.
 
     ``dates`` (name, form) are read as days since 1970-01-01. Columns may have rules of their own:
     ``fills`` (name, number) represents a missing number, ``indicators`` add a feature that is 1
@@ -90,7 +90,7 @@ class Coding:
             names = " and ".join(f"'{name}'" for name in self.read_off)
             return (
                 f"The categories of column{'s' if len(self.read_off) > 1 else ''} {names} were "
-                f"read off the data: outside the guarantee."
+                f"read from the data: outside the guarantee."
             )
         if self.categories:
             return "Columns were coded by categories given beforehand (no private record was read)."

@@ -425,7 +425,7 @@ def _marked(column: ColumnProfile, texts: Iterable[str]) -> str:
 
 
 def _missing(found: TableProfile, release: bool) -> list[str]:
-    """Rules that read nothing off the records: an indicator next to a zero, a further category. In
+    """Rules that read nothing from the records: an indicator next to a zero, a further category. In
     a release no record is left out: how many were would tell of them."""
     rules = [
         f'{toml_text(c.name)} = "{"category" if c.role == "category" else "indicator"}"'

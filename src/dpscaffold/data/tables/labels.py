@@ -20,7 +20,7 @@ from dpscaffold.federation.labels import pack
 from dpscaffold.federation.schema import Target
 
 #: What a statement repeats where nobody said beforehand which classes there are.
-LABELS_READ_OFF = "The list of labels was read off the data: outside the guarantee."
+LABELS_READ = "The list of labels was read from the data: outside the guarantee."
 #: How a file says that one of several labels holds, or does not.
 HOLDS = {"1": True, "1.0": True, "true": True, "0": False, "0.0": False, "false": False}
 

@@ -16,7 +16,7 @@ from dpscaffold.data.tables.cells import CellReader, Forms
 from dpscaffold.data.tables.codec import Coding
 from dpscaffold.data.tables.dialect import Dialect
 from dpscaffold.data.tables.fills import PrivateFill
-from dpscaffold.data.tables.labels import LABELS_READ_OFF, by_value, read_labels
+from dpscaffold.data.tables.labels import LABELS_READ, by_value, read_labels
 from dpscaffold.data.tables.missing import NO_NA_STRINGS, OTHERS, NaStrings
 from dpscaffold.data.tables.spellings import NO_SPELLINGS, Spellings, alike_values, toml_key
 from dpscaffold.errors import BadInput, nearest
@@ -30,7 +30,7 @@ class TableSource:
 
     ``features`` are the columns to learn from (all but label and user when empty). ``categories``
     are those to be one-hot encoded: with their values, which are then public, or without, and then
-    the values are read off the data. ``missing`` says what to do with a record that lacks a value:
+    the values are read from the data. ``missing`` says what to do with a record that lacks a value:
     ``"refuse"`` the file, ``"drop"`` the record, or put a number there (a missing label or user
     cannot be filled, and missing categories get zeros everywhere). ``classes`` are the labels in
     order, where they are known beforehand. ``target`` says whether the label is a class or a
@@ -271,7 +271,7 @@ def _ranged(target: Target) -> str:
     )
 
 
-_LABELS = Remark(LABELS_READ_OFF, "unprotected", remedy='classes = ["…", "…"]')
+_LABELS = Remark(LABELS_READ, "unprotected", remedy='classes = ["…", "…"]')
 
 #: A record that maps to nothing changes R_i, which neighbours of every kind leave as it is.
 LEFT_OUT = (
@@ -320,7 +320,7 @@ def _is_fraction(text: str) -> bool:
 
 
 Rule = Literal["refuse", "drop", "mean", "median", "indicator", "category"] | float | PrivateFill
-#: Rules whose value is read off the records.
+#: Rules whose value is computed from the records.
 FITTED = ("mean", "median")
 
 
@@ -396,12 +396,12 @@ def check_na_strings(table: TableSource, names: Sequence[str]) -> None:
 
 
 def is_fitted(rule: Rule) -> bool:
-    """Whether a rule's value is read off the records, privately or not."""
+    """Whether a rule's value is computed from the records, privately or not."""
     return isinstance(rule, PrivateFill) or rule in FITTED
 
 
 def fill_of(rule: Rule, values: np.ndarray, name: str, seed: int = 0) -> float:
-    """The number that represents a missing one: given, or read off the values that are there."""
+    """The number that represents a missing one: given, or computed from the other values."""
     if isinstance(rule, PrivateFill):
         return rule.value(name, values, seed)
     if not isinstance(rule, str):

@@ -151,7 +151,7 @@ def _checked(key: str, table: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
             if text in taken:
                 raise BadInput(
                     "value-named-twice",
-                    f"{key} reads '{text}' as '{value}', and it stands for '{taken[text]}' "
+                    f"{key} reads '{text}' as '{value}', and it already means '{taken[text]}' "
                     f"already; name it once",
                 )
             if not text:

@@ -260,7 +260,7 @@ class MechanismSettings(ConfigTable):
 
     @classmethod
     def of(cls, mechanism: Gaussian) -> MechanismSettings:
-        """What sites are told of a mechanism, whose noise must be known."""
+        """What sites learn about a mechanism, whose noise must be known."""
         if mechanism.epsilon is not None:
             raise BadInput(
                 "epsilon-without-sizes",

@@ -108,7 +108,7 @@ class SignedExchange:
     """Asks sites and believes only what they signed.
 
     ``publics`` are the sites' public keys by name; ``seen`` and ``totals`` the largest counts of
-    participations that each has told, in this run and in all.
+    participations that each has reported, in this run and in all.
     """
 
     exchange: Exchange

@@ -325,7 +325,7 @@ def checked_public(name: str, text: object) -> str:
 
 
 def public_key(text: str) -> Ed25519PublicKey:
-    """The key that a text like ``ed25519:…`` stands for, or a ValueError."""
+    """The key that a text like ``ed25519:…`` means, or a ValueError."""
     kind, _, digits = text.partition(":")
     raw = bytes.fromhex(digits)
     if kind != "ed25519" or len(raw) != 32:

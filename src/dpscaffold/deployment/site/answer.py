@@ -62,8 +62,8 @@ class Site:
     """One site: its identity, its state on disk, and its policy as it is now.
 
     ``open_work(offer, policy)`` reads the data by the offer's schema; ``policy()`` reads the file,
-    so that a stricter policy counts from the next message; ``step`` is told of each step of a task,
-    for tests that crash there.
+    so that a stricter policy counts from the next message; ``step`` is called at each step of a
+    task, for tests that crash there.
     """
 
     name: str

@@ -54,7 +54,7 @@ _POLICY = {
     "units": ('["record"]', "what is hidden: a record, or a user's whole data"),
     "samplings": ('["fixed", "poisson"]', "of batches"),
     "algorithms": (json.dumps(AGREED), "by name, from installed code"),
-    "tasks": ('["logistic", "mlp"]', "a module of one's own only by its full name"),
+    "tasks": ('["logistic", "mlp"]', "your own module only by its full name"),
     "max_parameters": ("2_000_000", "of the model"),
     "largest_value": ("1e4", "of any number that the server sends"),
     "unprotected": ("false", "true: runs without privacy are accepted"),
@@ -73,7 +73,7 @@ def make_site(
     path, begun = folder / "site.toml", folder / BEGUN
     if path.exists():
         raise BadInput("site-exists", f"{path} exists; a site is made once, so name another folder")
-    if begun.exists():  # keys that nobody was told of: making this site was cut short
+    if begun.exists():  # keys that nobody knows of: making this site was cut short
         for name in KEYS:
             (folder / name).unlink(missing_ok=True)
     for name in KEYS:

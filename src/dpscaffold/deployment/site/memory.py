@@ -45,7 +45,7 @@ FORMAT = 1
 @dataclass(frozen=True)
 class Enrolment:
     """What a site agreed to in one run, and what it learnt of the draw since. ``records`` is the
-    number that the server was told, None where it may not know it."""
+    number that the server knows, None where it may not know it."""
 
     run: str
     plan: str

@@ -56,7 +56,7 @@ def fused_steps(
 ) -> Local | None:
     """What K steps leave behind, (U, P) each; None where they have to be taken one by one.
 
-    That is so for models, losses and directions without a program, clips read off the batch, means
+    That is so for models, losses and directions without a program, median clips, means
     rescaled towards whole users, users with K_i of their own, records that are not all tame, and
     records that contribute nothing.
     """
@@ -99,7 +99,7 @@ def fused_steps(
 
 def model_of(task: Task) -> LinearModel | None:
     """The linear model that a task is, with a loss that the programs know: by its very functions,
-    as a loss of one's own may have any name."""
+    as your own loss may have any name."""
     if type(task) not in (Linear, Logistic):
         return None
     assert isinstance(task, Linear)

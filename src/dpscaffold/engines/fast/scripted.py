@@ -48,7 +48,7 @@ def scripted_steps(
 ) -> Local | None:
     """What K steps leave behind, (U, P) each; None where they have to be taken one by one.
 
-    That is so for models, losses and directions without a script, clips read off the batch, means
+    That is so for models, losses and directions without a script, median clips, means
     rescaled towards whole users, users with K_i of their own, records or errors that are not all
     tame, records that contribute nothing, and noise that cannot be redrawn identically if a value
     overflows midway: whether noise is used must not depend on what it is.

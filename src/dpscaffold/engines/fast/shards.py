@@ -27,7 +27,7 @@ class Shards:
     faster.
 
     Where a device runs out of memory the chunk is halved, for good, and the rows that are not done
-    are handed out again: nothing of them has left, and their draws are the same.
+    are computed again: nothing of them has left, and their draws are the same.
     """
 
     def __init__(self, workers: Sequence[Worker], chunk: int) -> None:

@@ -39,8 +39,7 @@ class Scales:
 
     @property
     def known(self) -> Known:
-        """The public numbers that an algorithm may use; with a clip read off the batch there is no
-        spread."""
+        """The public numbers that an algorithm may use; a median clip has no spread."""
         spread: Tensor | float | None = 0.0
         if self.noise is not None:
             spread = self._fixed_spread if isinstance(self.clip, Tensor) else None

@@ -24,7 +24,7 @@ from dpscaffold.deployment.provision import FederationFile, admit, provision, re
 from dpscaffold.deployment.site.begin import make_site
 from dpscaffold.deployment.transports.flower import QUIET
 
-#: Seconds until a process that was started is up, or has done what it was told, on a machine with
+#: Seconds until a process that was started is up, or has done its work, on a machine with
 #: much other work. Nothing waits so long unless something is wrong: waiting ends with the event.
 PATIENCE = 900.0
 #: How a command of this package is called.

@@ -188,7 +188,7 @@ class Fleet:
         return message
 
     def reply(self, asked: Message, signed: SignedMessage) -> None:
-        """Send the answer. What it took to compute is not told: zero seconds."""
+        """Send the answer. What it took to compute is not sent: zero seconds."""
         reply = Message(content=to_records(signed), reply_to=asked)
         reply.metadata.__dict__["_message_id"] = reply.object_id
         with no_object_id_recompute():

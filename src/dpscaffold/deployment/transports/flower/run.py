@@ -60,7 +60,7 @@ from dpscaffold.errors import BadInput
 TROUBLE = (httpx.HTTPError, RuntimeError, OSError, ValueError, ObjectPullError)
 _LAST_PAUSE = 3.0
 _TASK_BEAT = 8.0
-#: Seconds that sites still have for their answers once the server was told to stop.
+#: Seconds that sites still have for their answers once the server was asked to stop.
 _GRACE = 5.0
 #: Answers that are fetched at the same time, at most.
 _FETCHES = 64
@@ -283,8 +283,8 @@ def flower_bytes(office: SuperLinkAddress) -> int:
 class FlowerExchange:
     """Messages over Flower. ``deadline`` and ``resend`` are in seconds; the deadline counts from
     the last time the SuperLink was reached again, so its own absence costs no site its round.
-    ``stop`` says whether this process was told to: then sites that are asked have a few seconds
-    left, and a SuperLink that is away is waited for no longer."""
+    ``stop`` says whether this process was asked to stop: then sites that are asked have a few
+    seconds left, and a SuperLink that is away is waited for no longer."""
 
     office: SuperLinkAddress
     members: tuple[Member, ...]

@@ -42,7 +42,7 @@ def run_deployed(
     echo: Callable[[str, bool], None],
     carrier: Callable[[tuple[Member, ...], float, float], FlowerExchange] | None = None,
 ) -> str:
-    """One deployed run; returns how it ended. ``echo`` is told sentences, and whether they are
+    """One deployed run; returns how it ended. ``echo`` gets sentences, and whether they are
     asides (for standard error). ``carrier`` makes the exchange of the members, the deadline and the
     seconds between resends; by default it opens Flower runs of its own."""
     settings = load_served(config, overrides)
@@ -145,7 +145,7 @@ def _report(
 
 
 def read_totals(path: Path) -> dict[str, int]:
-    """The largest counts that sites have told this server, over all runs."""
+    """The largest counts that sites have reported to this server, over all runs."""
     if not path.exists():
         return {}
     try:
@@ -155,7 +155,7 @@ def read_totals(path: Path) -> dict[str, int]:
 
 
 def keep_totals(path: Path, told: Mapping[str, int]) -> None:
-    """Note counts that are larger than those that were told before. They only ever grow, over all
+    """Note counts that are larger than those received before. They only ever grow, over all
     runs: a site that restores an old state is found out."""
     known = read_totals(path)
     merged = {name: max(known.get(name, 0), told.get(name, 0)) for name in {*known, *told}}
