@@ -50,9 +50,7 @@ REASONS = {
         "models.evaluate paper.results report.runs"
     ),
     "an answer that a command prints as JSON": ("cli.calibrate deployment.site.operation"),
-    "summary.json and what made a run: still dictionaries, to be typed next": (
-        "paper.archive report.runs training.result"
-    ),
+    "what made a stored result of the paper: compared key by key": "paper.archive",
     "keys of files of other versions, kept as they are": "privacy.record",
 }
 

@@ -23,6 +23,7 @@ from dpscaffold.report.fitting import TextColumn, fitted, shortened
 from dpscaffold.report.runs import RunRecord, comparison_table
 from dpscaffold.report.tuning import tuning_table
 from dpscaffold.runs.history import HistoryRow
+from dpscaffold.runs.summary import Summary
 from dpscaffold.training.progress import Progress
 
 
@@ -49,7 +50,7 @@ def record(folder: str, epsilon: float | None = 0.8765, ended: str = "completed"
         "optimum_test_accuracy": 0.95,
         "optimum_loss": 0.2,
     }
-    return RunRecord(Path(folder), summary, [HistoryRow(400, metrics)], privacy)
+    return RunRecord(Path(folder), Summary.from_json(summary), [HistoryRow(400, metrics)], privacy)
 
 
 FOLDERS = [f"experiments-of-november/clipped-at-one-and-a-half-{k}-steps-a-round" for k in (1, 2)]

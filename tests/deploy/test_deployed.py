@@ -191,6 +191,10 @@ def test_a_budget_of_the_servers_own_halts_the_run(tmp_path):
     budget = Budget(delta=1e-5, target_epsilon=0.2, absent=ABSENT)
     served = deployment(world, tmp_path / "run", budget).run(world.names, False)
     assert served.ended == "budget" and 0 < served.state.round < 6
+    assert served.history[-1].round == served.state.round  # its last model is evaluated
+    assert RunFolder(tmp_path / "run").load_checkpoint().state.round == served.state.round
+    summary = RunFolder(tmp_path / "run").summary()
+    assert (summary.ended, summary.final["round"]) == ("budget", served.state.round)
     models = [site.state.runs()[0].model() for site in world.sites.values()]
     assert all(model is not None for model in models)  # the sites get what there is
 

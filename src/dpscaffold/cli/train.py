@@ -164,7 +164,11 @@ def _tell(result: Result, folder: Path, as_json: bool, quiet: bool) -> None:
     from dpscaffold.training import summarise
 
     if as_json:
-        answer = summarise(result) | {"folder": str(folder), "privacy": result.privacy.to_json()}
+        answer = {
+            **summarise(result),
+            "folder": str(folder),
+            "privacy": result.privacy.to_json(),
+        }
         typer.echo(json.dumps(plain(answer), indent=2))
     elif not quiet:
         typer.echo("\n".join(ending(result, folder)))

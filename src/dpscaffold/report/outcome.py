@@ -61,7 +61,7 @@ class StoredRun:
     @property
     def final(self) -> dict[str, Any]:
         """The last evaluated round, as far as it may be shown."""
-        found = dict(self.run.summary.get("final") or self.run.history[-1])
+        found = dict(self.run.summary.final or self.run.history[-1])
         return {name: value for name, value in found.items() if self.shows(name)}
 
     @property
@@ -82,7 +82,7 @@ class StoredRun:
 
     def reference(self, key: str, metric: str) -> float | None:
         """What the metric stands next to: of the summary, the baseline's or the optimum's."""
-        return self.run.summary.get(f"{key}_{metric}") if self.shows(metric) else None
+        return self.run.summary.number(f"{key}_{metric}") if self.shows(metric) else None
 
 
 def tell(path: Path, with_metrics: bool = False) -> StoredRun:
@@ -212,16 +212,15 @@ def _learnt(stored: StoredRun) -> str:
         what = f"to tell {len(classes)} classes apart ({shown})"
     columns = model.get("columns") or []
     of = f" from {len(columns)} columns ({_listed(columns, 6)})" if columns else ""
-    ended = summary.get("ended", "unfinished")
     return (
-        f"{stored.name} learnt {what}{of} on {summary.get('data', 'its data')}. "
-        f"The run is {ended}, with {stored.final.get('round')} rounds evaluated."
+        f"{stored.name} learnt {what}{of} on {summary.data or 'its data'}. "
+        f"The run is {summary.ended}, with {stored.final.get('round')} rounds evaluated."
     )
 
 
 def _verdict(stored: StoredRun) -> list[Block]:
     """Whether the model is of use, where its metrics may be shown."""
-    found = stored.run.summary.get("verdict")
+    found = stored.run.summary.verdict
     if not found or not stored.shows(stored.run.metric):
         return []
     return [Text(f"Verdict: {stored.name} is {found}.", strong=True)]
@@ -236,16 +235,15 @@ def _why_unprotected(said: Statement | None) -> str:
 
 def _warnings(stored: StoredRun) -> list[Block]:
     summary, found = stored.run.summary, []
-    ended = summary.get("ended")
-    if ended == "interrupted" or not summary:
+    if summary.ended == "interrupted" or summary.algorithm is None:
         found.append("This run is not finished: its numbers are those of the last evaluated round.")
-    elif ended == "budget":
-        found.append(f"This run was ended by its privacy budget: {summary.get('message', '')}.")
+    elif summary.ended == "budget":
+        found.append(f"This run was ended by its privacy budget: {summary.message}.")
     reason = _why_unprotected(stored.run.privacy)
     if reason:
         found.append(f"{reason[0].upper()}{reason[1:]}. Nothing here protects a record.")
-    if summary.get("warning") and stored.shows("train_loss"):
-        text = str(summary["warning"])
+    if summary.warning and stored.shows("train_loss"):
+        text = summary.warning
         found.append(f"{text[0].upper()}{text[1:]}.")
     return [Text(text, warning=True) for text in found]
 
@@ -268,5 +266,5 @@ def _number(value: Any) -> str:
 
 
 def _time(stored: StoredRun) -> str:
-    seconds = stored.run.summary.get("seconds")
+    seconds = stored.run.summary.seconds
     return "–" if seconds is None else duration(seconds)

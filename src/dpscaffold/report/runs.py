@@ -18,6 +18,7 @@ from dpscaffold.report.fitting import TextColumn, fitted
 from dpscaffold.runs.folder import RunFolder
 from dpscaffold.runs.history import HistoryRow
 from dpscaffold.runs.ledger import SUMMARY, read_account
+from dpscaffold.runs.summary import Summary
 from dpscaffold.tasks.metrics import titled
 from dpscaffold.training.progress import duration
 
@@ -35,7 +36,7 @@ class RunRecord:
     """A run folder as read back; with ``repeats`` the mean of runs that differ in their seed."""
 
     folder: Path
-    summary: dict[str, Any]
+    summary: Summary
     history: list[HistoryRow]
     privacy: Statement | None
     repeats: tuple[RunRecord, ...] = ()
@@ -49,7 +50,7 @@ class RunRecord:
     @property
     def label(self) -> str:
         """The folder's name and its algorithm, without saying the same twice."""
-        algorithm = str(self.summary.get("algorithm", self.folder.name))
+        algorithm = self.summary.algorithm or self.folder.name
         return (
             algorithm
             if self.folder.name.lower() == algorithm.lower()
@@ -59,7 +60,7 @@ class RunRecord:
     @property
     def metric(self) -> str:
         """The metric that represents the run."""
-        return str(self.summary.get("metric") or _shown_in(self.history))
+        return self.summary.metric or _shown_in(self.history)
 
     @property
     def private(self) -> bool:
@@ -69,15 +70,15 @@ class RunRecord:
     def row(self) -> dict[str, Any]:
         """The numbers of the table."""
         metric = self.metric
-        final = self.summary.get("final") or (self.history[-1] if self.history else {})
+        final = self.summary.final or (self.history[-1] if self.history else {})
         said = self.privacy
         return {
             "run": self.label,
-            "data": self.summary.get("data"),
-            "ended": self.summary.get("ended", "unfinished"),
+            "data": self.summary.data,
+            "ended": self.summary.ended,
             "rounds": final.get("round"),
-            metric: self.summary.get(f"late_{metric}", final.get(metric)),
-            "train_loss": self.summary.get("late_train_loss", final.get("train_loss")),
+            metric: self.summary.number(f"late_{metric}", final.get(metric)),
+            "train_loss": self.summary.number("late_train_loss", final.get("train_loss")),
             "log10_gap": final.get("log10_gap"),
             "gradient_dissimilarity": final.get("gradient_dissimilarity"),
             "simulated": said is not None and said.simulated,
@@ -85,8 +86,8 @@ class RunRecord:
             "epsilon_server": said.server.epsilon if said else None,
             "delta": said.delta if said else None,
             "bound": said.server.bound if said else None,
-            "seconds": self.summary.get("seconds"),
-            f"optimum_{metric}": self.summary.get(f"optimum_{metric}"),
+            "seconds": self.summary.seconds,
+            f"optimum_{metric}": self.summary.number(f"optimum_{metric}"),
             **self._deviations(metric),
         }
 
@@ -122,7 +123,7 @@ def read_run(path: Path) -> RunRecord:
     privacy = folder.statement()
     if privacy is None and folder.file(SUMMARY).exists():  # a private run that has not ended
         privacy = read_account(folder.path).statement()
-    return RunRecord(path, folder.read_json("summary.json") or {}, history, privacy)
+    return RunRecord(path, folder.summary(), history, privacy)
 
 
 def _why_no_history(folder: RunFolder) -> str:
@@ -154,11 +155,11 @@ def mean_of(folder: Path, runs: Sequence[RunRecord]) -> RunRecord:
     privacy = max(stated, key=lambda said: said.quoted_epsilon or 0.0, default=None)
     history = _mean_history(runs)
     summary = _mean([run.summary for run in runs])
-    finals = [run.summary["final"] for run in runs if run.summary.get("final")]
+    finals = [run.summary.final for run in runs if run.summary.final]
     summary |= {"final": _mean(finals)} if len(finals) == len(runs) else {}
-    if any(run.summary.get("ended") != "completed" for run in runs):
+    if any(run.summary.ended != "completed" for run in runs):
         summary["ended"] = "unfinished"
-    return RunRecord(folder, summary, history, privacy, tuple(runs))
+    return RunRecord(folder, Summary.from_json(summary), history, privacy, tuple(runs))
 
 
 def _mean(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -237,7 +238,7 @@ def labels(runs: list[RunRecord]) -> list[str]:
     """What each run is called; where two would be called the same, by their paths."""
     called = [run.label for run in runs]
     return [
-        name if called.count(name) == 1 else f"{run.folder} ({run.summary.get('algorithm', name)})"
+        name if called.count(name) == 1 else f"{run.folder} ({run.summary.algorithm or name})"
         for name, run in zip(called, runs, strict=True)
     ]
 
@@ -255,7 +256,7 @@ def _optima(
     return {
         (str(row["data"]), run.metric): (
             row[f"optimum_{run.metric}"],
-            run.summary.get("optimum_loss"),
+            run.summary.number("optimum_loss"),
         )
         for run, row in zip(runs, rows, strict=True)
         if row[f"optimum_{run.metric}"] is not None
@@ -325,7 +326,7 @@ def draw_comparison(runs: list[RunRecord], path: Path) -> None:
         for k, run in enumerate(runs):
             _draw_run(axis, run, metric, f"C{k}")
         if metric in ("test_accuracy", "test_rmse"):
-            optima = {run.summary.get(f"optimum_{metric}") for run in runs}
+            optima = {run.summary.number(f"optimum_{metric}") for run in runs}
             for value in sorted(float(value) for value in optima if value is not None):
                 axis.axhline(
                     value, color="0.4", linewidth=1, linestyle=":", label="central optimum x*"

@@ -66,7 +66,7 @@ def page_of(paths: Sequence[Path], with_metrics: bool = False) -> Page:
 
 
 def _title(runs: Sequence[StoredRun]) -> str:
-    data = dict.fromkeys(str(stored.run.summary.get("data") or "its data") for stored in runs)
+    data = dict.fromkeys(stored.run.summary.data or "its data" for stored in runs)
     who = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
     return f"{who} on {' and '.join(data)}"
 

@@ -50,6 +50,7 @@ from dpscaffold.randomness.seeds import SEED, Seed
 from dpscaffold.runs.checkpoint import Checkpoint
 from dpscaffold.runs.data_key import KEY, read_key, write_key
 from dpscaffold.runs.history import HistoryRow
+from dpscaffold.runs.summary import Summary
 from dpscaffold.runs.written import plain, versions
 from dpscaffold.setting.plan import Plan
 
@@ -372,6 +373,21 @@ class RunFolder:
                 "run-damaged",
                 f"{self.file('privacy.json')} is not a privacy statement that this version reads "
                 f"({error}); restore it",
+            ) from error
+
+    def write_summary(self, summary: Summary) -> None:
+        """Write ``summary.json``: the run has ended."""
+        self.write_text("summary.json", json.dumps(plain(summary), indent=2) + "\n")
+
+    def summary(self) -> Summary:
+        """How the run ended; ``Summary()`` where it has not."""
+        try:
+            return Summary.from_json(self.read_json("summary.json") or {}, "summary")
+        except ValueError as error:
+            raise BadInput(
+                "run-damaged",
+                f"{self.file('summary.json')} is not a summary that this version reads ({error}); "
+                f"restore it",
             ) from error
 
     def read_json(self, name: str) -> dict[str, Any] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -25,7 +24,7 @@ from dpscaffold.runs.checkpoint import Checkpoint
 from dpscaffold.runs.data_key import fresh_key, identity, open_key
 from dpscaffold.runs.folder import Identity, RunFolder
 from dpscaffold.runs.log import RunLog
-from dpscaffold.runs.written import plain, to_toml
+from dpscaffold.runs.written import to_toml
 from dpscaffold.setting import Setting
 from dpscaffold.training.driver import CPU, Ending, RunDriver
 from dpscaffold.training.evaluator import Evaluator, Measures, Metrics, judging
@@ -279,10 +278,10 @@ class RunInProgress(RunDriver):
         )
         if self.folder:
             self.accounts.write_statement(self.folder, statement)
-            summary = summarise(result)
+            model = None
             if ending.how != "interrupted":
-                summary["model"] = self._save_model(self.folder, result.model)
-            self.folder.write_text("summary.json", json.dumps(plain(summary), indent=2) + "\n")
+                model = self._save_model(self.folder, result.model)
+            self.folder.write_summary(summarise(result, model))
         self.tell(Ended(state.round, ending.how, ending.message))
         return result
 

@@ -15,6 +15,7 @@ from dpscaffold.privacy.showing import round_up
 from dpscaffold.privacy.statement_types import Statement
 from dpscaffold.report.notebook import html_table, small_curve
 from dpscaffold.runs.history import HistoryRow, MetricValues
+from dpscaffold.runs.summary import Summary
 from dpscaffold.setting import Setting
 from dpscaffold.tasks.metrics import shown_metric
 from dpscaffold.training.evaluator import baseline, constant_loss, late
@@ -125,30 +126,33 @@ def judged(
     return found, cause(result.setting, result.privacy, worse, named) if bad else ""
 
 
-def summarise(result: Result) -> dict[str, Any]:
-    """The contents of ``summary.json``."""
-    summary: dict[str, Any] = {
-        "algorithm": result.setting.label,
-        "data": result.setting.roster.title,
-        "simulated": result.privacy.simulated,
-        "ended": result.ended,
-        "message": result.message,
-        "rounds": result.rounds,
-        "seconds": round(result.seconds, 3),
-        "final": result.final.to_json() if result.history else {},
-    }
-    if result.history:
+def summarise(result: Result, model: str | None = None) -> Summary:
+    """The contents of ``summary.json``; ``model`` is where the model is, or why there is none."""
+    shown = shown_metric(result.federation.target) if result.history else None
+    metrics: dict[str, float | str | None] = {}
+    found, warning = None, ""
+    if shown is not None:
         constant = baseline(result.federation)
-        shown = shown_metric(result.federation.target)
-        summary["metric"] = shown
-        summary[f"late_{shown}"] = result.late(shown)
-        summary |= {f"baseline_{name}": value for name, value in constant.items()}
-        summary["late_train_loss"] = result.late("train_loss")
+        metrics[f"late_{shown}"] = result.late(shown)
+        metrics |= {f"baseline_{name}": value for name, value in constant.items()}
+        metrics["late_train_loss"] = result.late("train_loss")
         found, warning = judged(result, constant)
-        summary |= {"verdict": found.sentence} if found else {}
-        summary |= {"warning": warning} if warning else {}
     if result.optimum:
-        summary |= {f"optimum_{name}": value for name, value in result.optimum.metrics.items()}
-        summary["optimum_loss"] = result.optimum.loss
-        summary["optimum_gradient_norm"] = result.optimum.gradient_norm
-    return summary
+        metrics |= {f"optimum_{name}": value for name, value in result.optimum.metrics.items()}
+        metrics["optimum_loss"] = result.optimum.loss
+        metrics["optimum_gradient_norm"] = result.optimum.gradient_norm
+    return Summary(
+        algorithm=result.setting.label,
+        data=result.setting.roster.title,
+        simulated=result.privacy.simulated,
+        ended=result.ended,
+        message=result.message,
+        rounds=result.rounds,
+        seconds=round(result.seconds, 3),
+        final=result.final.to_json() if result.history else {},
+        metric=shown,
+        verdict=found.sentence if found else None,
+        warning=warning or None,
+        model=model,
+        metrics=metrics,
+    )

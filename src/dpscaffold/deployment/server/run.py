@@ -39,6 +39,7 @@ from dpscaffold.randomness.streams import Randomness
 from dpscaffold.runs.checkpoint import Checkpoint
 from dpscaffold.runs.folder import Identity, RunFolder
 from dpscaffold.runs.history import HistoryRow
+from dpscaffold.runs.summary import Summary
 from dpscaffold.runs.written import plain, to_toml
 from dpscaffold.setting import Setting
 from dpscaffold.setting.budget import Budget
@@ -263,19 +264,20 @@ class DeployedRun(RunDriver):
         self.accounts.write_statement(self.out, said)
         over = ending.how in ("completed", "budget")
         gap = self._settle(state, said, over) if over else None
-        summary = {
-            "algorithm": self.setting.label,
-            "data": f"{len(self.sites.enrolled.names)} sites",
-            "ended": ending.how,
-            "message": ending.message,
-            "rounds": state.round,
-            "seconds": round(self.seconds, 3),
-            "final": self.history[-1].to_json() if self.history else {},
-            "run": self.sites.enrolled.run,
-            "refusals": self.post.refusals,
-            "control_gap": gap,
-        }
-        self.out.write_text("summary.json", json.dumps(plain(summary), indent=2) + "\n")
+        self.out.write_summary(
+            Summary(
+                algorithm=self.setting.label,
+                data=f"{len(self.sites.enrolled.names)} sites",
+                ended=ending.how,
+                message=ending.message,
+                rounds=state.round,
+                seconds=round(self.seconds, 3),
+                final=self.history[-1].to_json() if self.history else {},
+                run=self.sites.enrolled.run,
+                refusals=self.post.refusals,
+                control_gap=gap,
+            )
+        )
         if over:
             model = model_of(self.deployment.offer.rows, self.setting, state, said)
             model.save(self.out.file(WITHIN))

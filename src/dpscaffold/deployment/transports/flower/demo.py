@@ -136,10 +136,9 @@ def _secret(local: LocalFederation) -> None:
 
 def _show_run(title: str, out: Path) -> None:
     status = json.loads((out / "status.json").read_text())
-    summary = json.loads((out / "summary.json").read_text())
     per_round = status["seconds"] / status["rounds"]
     crossed = (status["bytes_sent"] + status["bytes_received"]) / status["rounds"]
-    gap = summary["control_gap"]
+    gap = RunFolder(out).summary().control_gap
     print(
         f"{title}: {status['rounds']} rounds, each {per_round:.2f} s and {crossed / 1e3:.1f} kB, "
         f"largest |M·c − Σc_i| {gap if gap is None else format(gap, '.2g')}",

@@ -134,8 +134,7 @@ def _report(
     served: DeploymentResult, out: Path, as_json: bool, echo: Callable[[str, bool], None]
 ) -> None:
     if as_json:
-        summary = json.loads((out / "summary.json").read_text())
-        echo(json.dumps(plain(summary), indent=2), False)
+        echo(json.dumps(plain(RunFolder(out).summary()), indent=2), False)
         return
     echo(f"{served.ended} after round {served.state.round}; {out} holds the run", False)
     if served.message:

@@ -1,0 +1,49 @@
+"""summary.json: what is written is read back, and what is no summary is refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from dpscaffold import BadInput
+from dpscaffold.runs.folder import RunFolder
+from dpscaffold.runs.summary import Summary
+
+TRAINED = Summary(
+    algorithm="SCAFFOLD",
+    ended="completed",
+    rounds=3,
+    seconds=1.5,
+    final={"round": 3, "test_accuracy": 0.5, "log10_gap": None},
+    metric="test_accuracy",
+    metrics={"late_test_accuracy": 0.4},
+)
+DEPLOYED = Summary(ended="stalled", message="nobody answered", run="ab12", refusals={"east": 2})
+
+
+@pytest.mark.parametrize("summary", [Summary(), TRAINED, DEPLOYED])
+def test_a_summary_is_read_as_it_was_written(tmp_path, summary):
+    folder = RunFolder(tmp_path)
+    folder.write_summary(summary)
+    assert folder.summary() == summary
+    assert json.loads((tmp_path / "summary.json").read_text()) == summary.to_json()
+
+
+def test_numbers_are_keys_next_to_the_others():
+    assert TRAINED.to_json()["late_test_accuracy"] == TRAINED.number("late_test_accuracy") == 0.4
+    assert TRAINED.number("late_test_rmse", 2.0) == 2.0 and TRAINED.number("optimum_loss") is None
+
+
+def test_only_a_deployed_run_has_a_control_gap():
+    assert "control_gap" not in TRAINED.to_json() and DEPLOYED.to_json()["control_gap"] is None
+
+
+def test_a_run_without_a_summary_has_not_ended(tmp_path):
+    assert RunFolder(tmp_path).summary() == Summary() and Summary().ended == "unfinished"
+
+
+def test_what_is_no_summary_is_refused(tmp_path):
+    (tmp_path / "summary.json").write_text('{"ended": 3}')
+    with pytest.raises(BadInput, match=r"summary\.ended is 3, and text is expected"):
+        RunFolder(tmp_path).summary()
