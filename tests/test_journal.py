@@ -12,6 +12,7 @@ import sys
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refuses
 
 from dpscaffold.errors import BadInput
 from dpscaffold.runs.journal import START, Anchor, Journal
@@ -99,7 +100,7 @@ def test_any_changed_byte_is_refused_with_its_line(tmp_path):
         changed = bytearray(whole)
         changed[place] ^= 1
         path.write_bytes(changed)
-        with pytest.raises(BadInput, match=r"damaged at line \d \(.+\); restore it"):
+        with refuses("ledger-damaged"):
             Journal(path)
 
 
@@ -179,17 +180,17 @@ def test_two_writers_are_noticed(tmp_path):
     one = filled(tmp_path / "j")
     two = Journal(tmp_path / "j")
     two.append({"round": 5})
-    with pytest.raises(BadInput, match="another process has written to it"):
+    with refuses("folder-in-use"):
         one.append({"round": 5})
     third = Journal(tmp_path / "j")
     third._process = one._process
     third.append({"round": 6})
-    with pytest.raises(BadInput, match=r"damaged at line 6 \(two processes wrote to it at once"):
+    with refuses("ledger-damaged: line 6"):
         Journal(tmp_path / "j")
 
 
 def test_reserved_words_are_refused(tmp_path):
-    with pytest.raises(BadInput, match="'chain', which the journal itself writes"):
+    with refuses("reserved-name: 'chain'"):
         Journal(tmp_path / "j").append({"chain": "mine"})
     assert not (tmp_path / "j").exists()
 

@@ -12,6 +12,7 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 import torch
+from refusals import refuses
 from small import federation, module
 from test_model import clinic
 from torch import nn
@@ -31,7 +32,6 @@ from dpscaffold import (
 )
 from dpscaffold.data import load_federation
 from dpscaffold.data.tables.codec import Coding
-from dpscaffold.errors import BadInput
 from dpscaffold.federation.schema import schema_of
 from dpscaffold.models.model import Model
 from dpscaffold.tasks import LOSSES
@@ -156,11 +156,9 @@ def test_a_module_of_ones_own_must_be_given_and_must_fit(tmp_path: Path) -> None
     task = ModuleTask(frozen, name="mine")
     model = Model.of(data, task, torch.randn(task.parameters))
     folder = model.save(tmp_path / "model")
-    with pytest.raises(
-        BadInput, match=r"code is not stored; give it: --module .* or load_model\(folder, module"
-    ):
+    with refuses("module-needed: --module … load_model"):
         load_model(folder)
-    with pytest.raises(BadInput, match="does not fit the stored model"):
+    with refuses("module-mismatch"):
         load_model(folder, module=nn.Linear(4, 3))
     other = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))  # other frozen weights
     back = load_model(folder, module=other)
@@ -182,7 +180,7 @@ def test_damage_is_one_sentence(tmp_path: Path) -> None:
         folder = model.save(tmp_path / str(k))
         path = folder / name
         path.write_bytes(spoil(path.read_bytes()))
-        with pytest.raises(BadInput, match="damaged or was changed") as caught:
+        with refuses("model-damaged") as caught:
             load_model(folder)
         assert name in str(caught.value) and "\n" not in str(caught.value)
 
@@ -191,18 +189,18 @@ def test_newer_missing_and_unfinished_folders(tmp_path: Path, ran: Any) -> None:
     folder = Model.of(federation(), Logistic(4, 3), torch.zeros(15)).save(tmp_path / "model")
     index = json.loads((folder / "model.json").read_text())
     (folder / "model.json").write_text(json.dumps({**index, "format": 99}))
-    with pytest.raises(BadInput, match="has format 99, and this version reads formats up to 2"):
+    with refuses("wrong-version: format 99"):
         load_model(folder)
-    with pytest.raises(BadInput, match="is no folder"):
+    with refuses("not-a-model"):
         load_model(tmp_path / "nowhere")
     unfinished = tmp_path / "run"
     unfinished.mkdir()
     (unfinished / "config.toml").write_text("")
-    with pytest.raises(BadInput, match=r"no model yet.*--resume"):
+    with refuses("run-unfinished: --resume"):
         load_model(unfinished)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "notes.txt").write_text("mine")
-    with pytest.raises(BadInput, match="not empty and holds no model"):
+    with refuses("folder-not-empty"):
         ran[0].model.save(tmp_path / "full")
     assert (tmp_path / "full" / "notes.txt").exists()
 
@@ -212,7 +210,7 @@ def test_rows_without_a_number_are_refused() -> None:
     model = Model.of(data, Logistic(4, 3), torch.zeros(15))
     rows = np.zeros((3, 4))
     rows[1, 2] = np.nan
-    with pytest.raises(BadInput, match="row 1 has no finite number"):
+    with refuses("not-finite"):
         model.predict(rows)
 
 

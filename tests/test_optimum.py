@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from refusals import refuses
 from sklearn.linear_model import LogisticRegression
 from small import EQUAL, UNEQUAL, federation
 
-from dpscaffold.errors import BadInput
 from dpscaffold.tasks import Logistic, Mlp
 from dpscaffold.training import optimum as file
 from dpscaffold.training.optimum import solve
@@ -81,7 +81,7 @@ def test_users_count_equally_whatever_their_sizes():
 
 def test_a_network_has_no_optimum_to_speak_of():
     """Only convex tasks are solved."""
-    with pytest.raises(BadInput, match="'mlp' is not convex"):
+    with refuses("not-convex: 'mlp'"):
         solve(federation(), Mlp(4, 3), REGULARISATION)
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import refuses
 
 from dpscaffold.checks import floor_share
 from dpscaffold.errors import BadInput
@@ -105,16 +106,12 @@ def test_bad_values_are_refused_by_name(name, value):
 
 def test_a_ratio_that_selects_no_one_is_refused_with_one_that_would():
     """⌊lM⌋ = 0 names the ratio, the users and the least ratio, which then works."""
-    with pytest.raises(
-        BadInput, match=r"plan\.user_ratio is 0\.1.*no one of 7 users.*at least 0\.1429"
-    ):
+    with refuses("no-participants: plan.user_ratio is 0.1 … at least 0.1429"):
         Plan(user_ratio=0.1).cohort_size(7)
     assert Plan(user_ratio=0.1429).cohort_size(7) == 1
 
 
 def test_a_ratio_that_leaves_a_user_an_empty_batch_is_refused():
     """⌊sR_i⌋ = 0 names the user, its records and the least ratio."""
-    with pytest.raises(
-        BadInput, match=r"plan\.data_ratio is 0\.2.*user 1 with 4 records.*at least 0\.25"
-    ):
+    with refuses("empty-batch: plan.data_ratio is 0.2 … user 1 … at least 0.25"):
         Plan(data_ratio=0.2).batch_sizes(torch.tensor([100, 4, 3]))

@@ -13,9 +13,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from refusals import refuses
 from sklearn import metrics as sk
 
-from dpscaffold.errors import BadInput
 from dpscaffold.federation.schema import Target
 from dpscaffold.tasks.metrics import METRICS, constant_scores, metrics_for, report, shown_metric
 
@@ -144,14 +144,14 @@ TARGETS = [Target.numbered(2), Target.numbered(3), Target("number")]
 @pytest.mark.parametrize(
     ("name", "target", "said"),
     [
-        ("auc", TARGETS[1], "'auc' needs two classes, and the target has 3; use accuracy"),
-        ("f1", TARGETS[1], "'f1' needs two classes"),
-        ("auc", TARGETS[2], "'auc' is for classes, and the target is a number; use rmse"),
-        ("r2", TARGETS[0], "'r2' is for numbers, and the target is 2 classes"),
+        ("auc", TARGETS[1], "wrong-target: 'auc' … target has 3"),
+        ("f1", TARGETS[1], "wrong-target: 'f1'"),
+        ("auc", TARGETS[2], "wrong-target: 'auc'"),
+        ("r2", TARGETS[0], "wrong-target: 'r2' … target is 2"),
     ],
 )
 def test_metrics_that_do_not_fit(name: str, target: Target, said: str) -> None:
-    with pytest.raises(BadInput, match=said) as caught:
+    with refuses(said) as caught:
         METRICS[name].fits(target)
     assert "\n" not in str(caught.value)
 

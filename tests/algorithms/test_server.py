@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from refusals import refuses
 from small import ENGINES, EVERY, assert_identical, final, setting
 
 from dpscaffold.algorithms import Server, Upload, fedavg, scaffold_warm, with_adam, with_momentum
-from dpscaffold.errors import BadInput
 
 each_engine = pytest.mark.parametrize("engine", ENGINES)
 
@@ -82,13 +82,13 @@ def test_numbers_name_and_equality():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: with_momentum(fedavg(), 1.0), r"algorithm\.beta is 1\.0; it must lie in \[0, 1\)"),
-        (lambda: with_momentum(fedavg(), "much"), r"algorithm\.beta is 'much'"),
-        (lambda: with_adam(fedavg(), beta2=-0.1), r"algorithm\.beta2 is -0\.1"),
-        (lambda: with_adam(fedavg(), tau=0), r"algorithm\.tau is 0; it must be positive"),
-        (lambda: with_adam(fedavg(), tau=math.nan), r"algorithm\.tau is nan"),
+        (lambda: with_momentum(fedavg(), 1.0), "out-of-range: algorithm.beta is 1.0"),
+        (lambda: with_momentum(fedavg(), "much"), "not-a-number: algorithm.beta is 'much'"),
+        (lambda: with_adam(fedavg(), beta2=-0.1), "out-of-range: algorithm.beta2 … 0.1"),
+        (lambda: with_adam(fedavg(), tau=0), "out-of-range: algorithm.tau is 0"),
+        (lambda: with_adam(fedavg(), tau=math.nan), "not-a-number: algorithm.tau is nan"),
     ],
 )
 def test_numbers_that_mean_nothing_are_refused(make, message):
-    with pytest.raises(BadInput, match=message):
+    with refuses(message):
         make()

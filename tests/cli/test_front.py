@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from refusals import refuses
 from typed import SMALL, typed
 from typer.main import get_command
 
@@ -18,7 +19,6 @@ from dpscaffold import __version__
 from dpscaffold.cli import COMMANDS, SUMMARIES, app
 from dpscaffold.cli.train import requested
 from dpscaffold.config import load
-from dpscaffold.errors import BadInput
 
 #: Four rounds, so that a run can be cut between two checkpoints.
 LONGER = SMALL.replace("rounds = 2", "rounds = 4\ncheckpoint_every = 2\nevaluate_every = 2")
@@ -137,9 +137,9 @@ def test_which_run_is_meant(finished, monkeypatch):
     assert requested(Path("small.toml"), None, True).folder == Path("runs/small")
     assert requested(Path("run/config.toml"), None, False).folder == Path("runs/config")
     assert requested(Path("run/config.toml"), Path("other"), True).folder == Path("other")
-    with pytest.raises(BadInput, match="add --resume"):
+    with refuses("run-exists: --resume"):
         requested(Path("run"), None, False)
-    with pytest.raises(BadInput, match="a folder without a run"):
+    with refuses("not-a-run"):
         requested(Path("."), None, True)
 
 

@@ -13,6 +13,7 @@ import pyarrow.parquet
 import pytest
 from fuzz import KINDS, case, fuzz
 from fuzzing.watching import Overdue, watched
+from refusals import refuses
 
 from dpscaffold.data import load_federation
 from dpscaffold.errors import BadInput
@@ -50,17 +51,17 @@ NPZ = {"source": "npz", "users": 2}
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({**CSV, "delimiter": "é"}, "delimiter is 'é'; give one plain sign"),
-        ({**CSV, "comment": "ü"}, "comment is 'ü'; give one plain sign"),
-        ({**CSV, "comment": ","}, "comment and delimiter are both ','"),
-        ({**CSV, "encoding": "utf-16"}, "a.csv cannot be read as utf-16"),
-        ({**CSV, "encoding": "utf-16", "decimal": "auto"}, "a.csv cannot be read as utf-16"),
-        ({**CSV, "user": "ill"}, "label and user are both 'ill'"),
-        ({**NESTED, "categories": ["list"]}, r"column 'list' holds list<.*, and texts are"),
-        ({**NPZ, "path": "damaged.npz"}, "cannot be read as a NumPy .npz"),
-        ({**NPZ, "path": "crowd.npz"}, "makes .* classes of them; is it the"),
-        ({**NPZ, "path": "complex.npz"}, "must be numbers"),
-        ({**NPZ, "path": "one.npz", "partition": "natural"}, "users are given for 1 rec"),
+        ({**CSV, "delimiter": "é"}, "not-one-character: delimiter is 'é'"),
+        ({**CSV, "comment": "ü"}, "not-one-character: comment is 'ü'"),
+        ({**CSV, "comment": ","}, "conflicting-arguments: ','"),
+        ({**CSV, "encoding": "utf-16"}, "wrong-encoding: a.csv"),
+        ({**CSV, "encoding": "utf-16", "decimal": "auto"}, "wrong-encoding: a.csv"),
+        ({**CSV, "user": "ill"}, "column-named-twice: 'ill'"),
+        ({**NESTED, "categories": ["list"]}, "not-text: 'list'"),
+        ({**NPZ, "path": "damaged.npz"}, "file-unreadable"),
+        ({**NPZ, "path": "crowd.npz"}, "too-many-classes"),
+        ({**NPZ, "path": "complex.npz"}, "not-numbers"),
+        ({**NPZ, "path": "one.npz", "partition": "natural"}, "count-differs: for 1"),
     ],
 )
 def test_tables_that_fuzzing_found(settings, said, tmp_path, monkeypatch):
@@ -73,7 +74,7 @@ def test_tables_that_fuzzing_found(settings, said, tmp_path, monkeypatch):
     np.savez(tmp_path / "complex.npz", features=x * 1j, labels=np.arange(4) % 2)
     np.savez(tmp_path / "one.npz", features=x, labels=np.arange(4) % 2, users=np.array(3))
     (tmp_path / "damaged.npz").write_bytes((tmp_path / "one.npz").read_bytes()[:-10])
-    with pytest.raises(BadInput, match=said):
+    with refuses(said):
         load_federation(settings)
 
 

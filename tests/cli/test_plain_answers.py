@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from refusals import refuses
 from typed import SMALL, typed
 
 from dpscaffold.checks import number
 from dpscaffold.data.sources import catalogue
 from dpscaffold.data.sources.idx import write_idx
 from dpscaffold.data.sources.images import fashion_mnist
-from dpscaffold.errors import BadInput
 from dpscaffold.privacy import calibrate_noise, describe
 from dpscaffold.privacy.bounds import RANDOM_PARTICIPATION
 from dpscaffold.privacy.showing import round_up
@@ -207,7 +207,7 @@ def test_fashion_mnist_packed_again_is_accepted(tmp_path: Path, monkeypatch) -> 
     monkeypatch.setitem(catalogue.CATALOGUE, "fashion-mnist", entry)
     assert len(fashion_mnist(tmp_path)) == 20
     (folder / "train-labels-idx1-ubyte.gz").write_bytes(gzip.compress(b"something else"))
-    with pytest.raises(BadInput, match="is not the published file"):
+    with refuses("dataset-damaged"):
         fashion_mnist(tmp_path)
 
 
@@ -229,5 +229,5 @@ def test_huge_budgets_are_solved(epsilon: float, sampling: Any) -> None:
 
 
 def test_numbers_beyond_every_float_are_refused() -> None:
-    with pytest.raises(BadInput, match=r"plan\.tail is 1000.*…; it must be a finite number"):
+    with refuses("not-a-number"):
         number("plan.tail", 10**400)

@@ -12,6 +12,7 @@ import pytest
 import tomli_w
 from click.testing import CliRunner
 from pydantic import Field
+from refusals import refuses
 from typer.main import get_command
 
 from dpscaffold.algorithms import SERVERS
@@ -124,7 +125,7 @@ def test_a_key_without_an_explanation_is_refused():
         one: int = 3
 
     for model in (Silent, Half):
-        with pytest.raises(BadInput, match=r"plan\.one is not explained"):
+        with refuses("key-not-explained: plan.one"):
             list(model_keys("plan", "", model))
     (key,), (again,) = (list(model_keys("plan", "", one)) for one in (Explained, Again))
     assert (key.about, key.kind, key.example) == ("What it means.", "an integer (1 or more)", 2)

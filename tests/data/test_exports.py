@@ -11,6 +11,7 @@ import pyarrow.parquet
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refuses
 
 from dpscaffold.config import parse
 from dpscaffold.data import load_federation
@@ -57,11 +58,9 @@ def test_what_stands_above_the_header_is_skipped_in_every_encoding(
 def test_the_line_of_the_header_can_be_given(tmp_path: Path) -> None:
     path = written(tmp_path / "a.csv", "\n".join(["Export", "of;March", HEADER, *ROWS]))
     assert len(pool_of(path, header=3).labels) == 60
-    with pytest.raises(
-        BadInput, match=r"a\.csv \(line 2\): a row has 2 values.*delimiter or header"
-    ):
+    with refuses("row-length-differs: a.csv … line 2 … row has 2"):
         pool_of(path)
-    with pytest.raises(BadInput, match="header"):
+    with refuses("out-of-range: header"):
         pool_of(path, header=0)
 
 
@@ -98,16 +97,16 @@ def test_the_line_of_a_fault_is_that_of_the_file(tmp_path: Path) -> None:
 def test_letters_that_fit_no_encoding_are_refused_at_the_end_of_a_file_too(tmp_path: Path) -> None:
     text = "\n".join([HEADER, *ROWS]).encode("cp1252") + b"\nB\x81;1;2,5;ja\n"
     (tmp_path / "a.csv").write_bytes(text)
-    with pytest.raises(BadInput, match=r"a\.csv is neither UTF-8 nor UTF-16 nor Windows-1252"):
+    with refuses("wrong-encoding: a.csv … 1252"):
         look(tmp_path / "a.csv")
     (tmp_path / "b.csv").write_bytes("\n".join([HEADER, *ROWS]).encode("utf-16")[:-1])
-    with pytest.raises(BadInput, match=r"b\.csv cannot be read as utf-16"):
+    with refuses("wrong-encoding: b.csv"):
         pool_of(tmp_path / "b.csv")
 
 
 def test_utf_16_that_is_taken_for_utf_8_is_named(tmp_path: Path) -> None:
     path = written(tmp_path / "a.csv", "\n".join(["site,age,ill", "a,1,0"]), "utf-16-le")
-    with pytest.raises(BadInput, match=r"contains NUL bytes .*; set encoding = 'auto'"):
+    with refuses("wrong-encoding: encoding = 'auto'"):
         load_federation({"source": "csv", "path": str(path), "label": "ill", "users": 2})
 
 
@@ -121,7 +120,7 @@ def test_names_of_columns_have_no_blanks_around_them_nor_line_breaks(tmp_path: P
     found = next(read_batches(file, [], ["age in years"], column_names(file)))
     assert found.column(0).to_pylist()[0] == "20"
     twice = written(tmp_path / "b.csv", "x, x,ill\n1,2,0\n")
-    with pytest.raises(BadInput, match="two columns called 'x'"):
+    with refuses("duplicate-column: 'x'"):
         load_federation({"source": "csv", "path": str(twice), "label": "ill", "users": 2})
 
 
@@ -241,23 +240,26 @@ def test_a_text_among_the_numbers_of_parquet_is_named(tmp_path: Path) -> None:
     table = pa.table({"x": ["1", "2", "high"], "site": ["a", "b", "a"], "ill": [0, 1, 0]})
     pa.parquet.write_table(table, tmp_path / "a.parquet")
     keys = {"source": "parquet", "path": str(tmp_path / "a.parquet"), "label": "ill"}
-    with pytest.raises(BadInput, match="column 'x' holds 'high', and numbers are expected"):
+    with refuses("not-numbers: 'x' … 'high'"):
         read_pool(parse_data({**keys, "user": "site"}))
 
 
 @pytest.mark.parametrize(
     ("arrays", "said"),
     [
-        ({"features": np.array([[1, None]] * 4), "labels": np.arange(4) % 2}, "'features' holds"),
-        ({"features": np.ones((4, 2)), "labels": np.arange(3) % 2}, r"a\.npz: features of shape"),
-        ({"features": np.ones((4, 2)) + 1j, "labels": np.arange(4) % 2}, r"a\.npz: features and"),
+        (
+            {"features": np.array([[1, None]] * 4), "labels": np.arange(4) % 2},
+            "not-numbers: 'features'",
+        ),
+        ({"features": np.ones((4, 2)), "labels": np.arange(3) % 2}, "wrong-shape: a.npz"),
+        ({"features": np.ones((4, 2)) + 1j, "labels": np.arange(4) % 2}, "not-numbers: a.npz"),
     ],
 )
 def test_arrays_that_cannot_be_trained_on_are_refused_before_anything_is_drafted(
     tmp_path: Path, arrays: dict[str, np.ndarray], said: str
 ) -> None:
     np.savez(tmp_path / "a.npz", **arrays)
-    with pytest.raises(BadInput, match=said):
+    with refuses(said):
         draft_arrays(tmp_path / "a.npz", 1.0)
 
 
@@ -273,7 +275,7 @@ def test_several_labels_are_drafted_with_a_step_size_that_trains(tmp_path: Path)
 
 def test_a_file_that_is_no_table_is_refused_by_its_ending(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.ones(3))
-    with pytest.raises(BadInput, match=r"x\.npy is no \.csv, \.parquet or \.npz file"):
+    with refuses("wrong-file-type: x.npy"):
         look(tmp_path / "x.npy")
 
 
@@ -284,7 +286,7 @@ def test_folders_of_a_partition_name_sites_as_they_are_and_nothing_as_missing(
     table = pa.table({"x": np.arange(60) % 7, "ill": np.arange(60) // 3 % 2, "site": sites})
     pa.parquet.write_to_dataset(table, tmp_path / "hive", partition_cols=["site"])
     keys = {"source": "parquet", "path": str(tmp_path / "hive"), "label": "ill", "user": "site"}
-    with pytest.raises(BadInput, match="column 'site' lacks a value in 20 of 60 records"):
+    with refuses("missing-value: 'site' … 20 of 60"):
         read_pool(parse_data(keys))
     pool = read_pool(parse_data({**keys, "missing": "drop"}))
     assert pool.names == ("Köln Süd", "St. Mary's/A")
@@ -295,5 +297,5 @@ def test_a_note_among_the_tables_of_a_folder_is_not_called_empty(tmp_path: Path)
     for name in ("a.csv", "b.csv"):
         written(tmp_path / name, "\n".join([HEADER, *ROWS]))
     written(tmp_path / "notes.txt", "hello")
-    with pytest.raises(BadInput, match=r"notes\.txt is empty but for one line; fill it, or take"):
+    with refuses("empty-file: notes.txt"):
         look(tmp_path)

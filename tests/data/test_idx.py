@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from refusals import refuses
 
 from dpscaffold.data.sources.idx import read_idx, write_idx
 from dpscaffold.errors import BadInput
@@ -89,30 +90,36 @@ def test_damage_is_refused_or_harmless(data: st.DataObject, packed: bool) -> Non
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"", "not an IDX file"),
-        (b"\x00\x00\x08", "not an IDX file"),
-        (b"\x89PNG\r\n\x1a\n", "not an IDX file"),
-        (b"\x00\x00\x07\x01\x00\x00\x00\x01a", "not an IDX file"),
-        (b"\x00\x00\x08\x02\x00\x00\x00\x01", "ends inside its header"),
-        (b"\x00\x00\x08\x01\x00\x00\x00\x05abc", "truncated"),
-        (b"\x00\x00\x08\x01\x00\x00\x00\x02abc", "more bytes than"),
-        (b"\x00\x00\x08\x03" + b"\xff" * 12 + b"abc", "truncated"),
-        (gzip.compress(b"\x00\x00\x08\x03" + b"\xff" * 12 + b"abc", mtime=0), "truncated"),
-        (gzip.compress(b"\x00\x00\x08\x01\x00\x00\x00\x03abc", mtime=0)[:-6], "damaged gzip"),
+        (b"", "dataset-damaged"),
+        (b"\x00\x00\x08", "dataset-damaged"),
+        (b"\x89PNG\r\n\x1a\n", "dataset-damaged"),
+        (b"\x00\x00\x07\x01\x00\x00\x00\x01a", "dataset-damaged"),
+        (b"\x00\x00\x08\x02\x00\x00\x00\x01", "dataset-damaged"),
+        (b"\x00\x00\x08\x01\x00\x00\x00\x05abc", "dataset-damaged"),
+        (b"\x00\x00\x08\x01\x00\x00\x00\x02abc", "dataset-damaged"),
+        (b"\x00\x00\x08\x03" + b"\xff" * 12 + b"abc", "dataset-damaged"),
+        (
+            gzip.compress(b"\x00\x00\x08\x03" + b"\xff" * 12 + b"abc", mtime=0),
+            "dataset-damaged",
+        ),
+        (
+            gzip.compress(b"\x00\x00\x08\x01\x00\x00\x00\x03abc", mtime=0)[:-6],
+            "dataset-damaged",
+        ),
     ],
 )
 def test_bad_files(tmp_path: Path, content: bytes, said: str) -> None:
     path = tmp_path / "bad"
     path.write_bytes(content)
-    with pytest.raises(BadInput, match=said):
+    with refuses(said):
         read_idx(path)
 
 
 def test_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="cannot be read"):
+    with refuses("file-unreadable"):
         read_idx(tmp_path / "nowhere")
 
 
 def test_types_that_idx_lacks_are_not_written(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="cannot be written as IDX"):
+    with refuses("wrong-type"):
         write_idx(tmp_path / "x", np.zeros(3, dtype=np.int64))

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refuses
 
 from dpscaffold.data import partition
-from dpscaffold.errors import BadInput
 
 Partition = Callable[[np.ndarray, np.ndarray, int], list[np.ndarray]]
 
@@ -177,25 +177,25 @@ def test_natural_users_keep_their_own_rows(users: list[int], minimum: int, most:
     [
         (
             lambda y: partition.equal_sizes(len(y), 40, 2500),
-            "40 users × 2500 records are 100000 records, and there are 100",
+            "too-few-records: 2500 … 100000 … 100",
         ),
-        (lambda y: partition.equal_sizes(len(y), 101), "there are 100 records"),
-        (lambda y: partition.equal_sizes(len(y), 0), "users is 0"),
-        (lambda y: partition.similarity(y, [60, 60], 10), "to have 120 records, and there are 100"),
-        (lambda y: partition.similarity(y, [10], 101), "similarity is 101"),
-        (lambda y: partition.similarity(y, [10], float("nan")), "similarity is nan"),
-        (lambda y: partition.similarity(y, [10, 0], 10), "user 1 is to have 0 records"),
-        (lambda y: partition.dirichlet(y, [10], 0.0), "alpha is 0.0"),
-        (lambda y: partition.shards(y, [3, 9], 4), "a user has 3 records"),
-        (lambda y: partition.shards(y, [3], 0), "shards is 0"),
-        (lambda y: partition.quantity_sizes(10, 6, 1.0), "need 12 records, and there are 10"),
-        (lambda y: partition.natural(y, 10, 11, 1, None), "11 users were asked for, and 10 of 10"),
+        (lambda y: partition.equal_sizes(len(y), 101), "too-few-records: 100"),
+        (lambda y: partition.equal_sizes(len(y), 0), "out-of-range: users is 0"),
+        (lambda y: partition.similarity(y, [60, 60], 10), "too-few-records: 120 … 100"),
+        (lambda y: partition.similarity(y, [10], 101), "out-of-range: similarity is 101"),
+        (lambda y: partition.similarity(y, [10], float("nan")), "out-of-range: similarity is nan"),
+        (lambda y: partition.similarity(y, [10, 0], 10), "user-without-records: user 1"),
+        (lambda y: partition.dirichlet(y, [10], 0.0), "out-of-range: alpha is 0.0"),
+        (lambda y: partition.shards(y, [3, 9], 4), "too-few-records: user has 3"),
+        (lambda y: partition.shards(y, [3], 0), "out-of-range: shards is 0"),
+        (lambda y: partition.quantity_sizes(10, 6, 1.0), "too-few-records: need 12 … are 10"),
+        (lambda y: partition.natural(y, 10, 11, 1, None), "too-few-users: 10 of 10"),
         (
             lambda y: partition.natural(y, 10, None, 11, None),
-            "no user has 11 records or more; the largest has 10",
+            "too-few-records: user has 11 … largest has 10",
         ),
     ],
 )
 def test_bad_requests(ask: Callable[[np.ndarray], object], said: str) -> None:
-    with pytest.raises(BadInput, match=said):
+    with refuses(said):
         ask(np.arange(100) % 10)

@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from refusals import refuses
 
 from dpscaffold import Gaussian, Logistic, Plan, fedavg, synthetic, train
 from dpscaffold.cli.subject import from_folder
@@ -166,12 +167,12 @@ def test_codings_survive_storage() -> None:
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        ([[1.0, "x"]], r"column 'sex' holds 'x'.*f, m"),
-        ([["one", "f"]], "column 'a' holds 'one', and numbers are expected"),
-        ([[[1], "f"]], "numbers are expected"),
-        ([[None, "f"]], "column 'a' lacks a value in row 0"),
-        ([[1.0, ""]], "column 'sex' lacks a value in row 0"),
-        ([[1.0]], "1 columns, and 2 are expected: a, sex"),
+        ([[1.0, "x"]], "unknown-category: 'sex' … 'x'"),
+        ([["one", "f"]], "unreadable-value: 'a' … 'one'"),
+        ([[[1], "f"]], "unreadable-value"),
+        ([[None, "f"]], "missing-value: 'a'"),
+        ([[1.0, ""]], "missing-value: 'sex'"),
+        ([[1.0]], "wrong-column-count"),
     ],
 )
 def test_rows_that_cannot_be_coded(rows: list[list[Any]], said: str) -> None:
@@ -179,7 +180,7 @@ def test_rows_that_cannot_be_coded(rows: list[list[Any]], said: str) -> None:
     for i, row in enumerate(rows):
         for j, cell in enumerate(row):
             table[i, j] = cell
-    with pytest.raises(BadInput, match=said) as caught:
+    with refuses(said) as caught:
         Coding(("a", "sex"), (("sex", ("f", "m")),))(table)
     assert "\n" not in str(caught.value)
 
@@ -258,6 +259,6 @@ def test_steps_of_ones_own(tmp_path: Path) -> None:
     x, y = torch.ones(4, 2), torch.tensor([0, 1, 0, 1])
     done = applied(Federation.from_arrays([(x, y)], [(x, y)]), [Doubled()])  # type: ignore[list-item]
     assert done.train.features.tolist() == [[2.0, 2.0]] * 4
-    with pytest.raises(BadInput, match="Doubled of a preparation cannot be stored"):
+    with refuses("step-not-stored"):
         save(done, tmp_path / "kept")
     assert not list(tmp_path.iterdir())

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from refusals import refuses
 from typer.testing import CliRunner
 
 from dpscaffold import Gaussian, Logistic, Model, Plan, fedavg, load_model, train
@@ -256,17 +257,17 @@ def test_a_missing_number_beside_its_indicator_is_the_middle_of_its_range(tmp_pa
 @pytest.mark.parametrize(
     ("ranges", "said"),
     [
-        ({"age": 3}, "ranges.age is 3; give .low, high."),
-        ({"age": [3]}, "give .low, high."),
-        ({"age": [3, 3]}, "low must be below high"),
-        ({"age": [3, None]}, "low must be below high"),
-        ({"age": [3, float("nan")]}, "low must be below high"),
-        ({"admitted": ["2024", "2025"]}, "two days such as 2024-12-31"),
-        ({"ward": [0, 1]}, "ranges names 'ward', which is no column of numbers"),
-        ({"agee": [0, 1]}, "did you mean 'age'"),
+        ({"age": 3}, "bad-range: ranges.age is 3"),
+        ({"age": [3]}, "bad-range"),
+        ({"age": [3, 3]}, "bad-range"),
+        ({"age": [3, None]}, "bad-range"),
+        ({"age": [3, float("nan")]}, "bad-range"),
+        ({"admitted": ["2024", "2025"]}, "bad-range: 2024"),
+        ({"ward": [0, 1]}, "unknown-column: 'ward'"),
+        ({"agee": [0, 1]}, "unknown-column: 'age'"),
     ],
 )
 def test_ranges_that_are_none_are_refused(tmp_path: Path, ranges: Any, said: str) -> None:
     keys = {**KEYS, "path": str(clinics(tmp_path / "t.csv")), "ranges": ranges}
-    with pytest.raises(BadInput, match=said):
+    with refuses(said):
         load_federation(keys)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from deploy.test_sites import simulated
 from deploy.world import World
+from refusals import refuses
 from typer.testing import CliRunner
 
 from dpscaffold import train
@@ -18,7 +19,6 @@ from dpscaffold.deployment.protocol.exchange import Crash, Delivery, ExchangeSto
 from dpscaffold.deployment.server.agreed import ABSENT, evaluation_on
 from dpscaffold.deployment.server.run import DeployedRun, Deployment
 from dpscaffold.deployment.server.sites import Patience
-from dpscaffold.errors import BadInput
 from dpscaffold.models.loading import load_model
 from dpscaffold.privacy import AGGREGATE
 from dpscaffold.runs.folder import RunFolder
@@ -177,12 +177,12 @@ def test_a_run_is_resumed_as_itself_or_not_at_all(tmp_path):
     world = World(tmp_path / "sites", "scaffold", privacy=FIXED, rounds=4)
     with pytest.raises(Killed):
         deployment(world, tmp_path / "run", observer=killer(2)).run(world.names, False)
-    with pytest.raises(BadInput, match="the roster is east, north"):
+    with refuses("roster-changed"):
         deployment(world, tmp_path / "run").run(("east", "north"), True)
     other = World(tmp_path / "others", "scaffold", privacy=FIXED, rounds=5)
-    with pytest.raises(BadInput, match=r"plan\.rounds"):
+    with refuses("configuration-changed: plan.rounds"):
         deployment(other, tmp_path / "run").run(world.names, True)
-    with pytest.raises(BadInput, match="already holds a run"):
+    with refuses("run-exists"):
         deployment(world, tmp_path / "run").run(world.names, False)
 
 
@@ -221,7 +221,7 @@ def test_the_sites_must_have_the_sizes_that_the_noise_was_solved_for(tmp_path):
     world = World(tmp_path / "sites", "scaffold", privacy=SECRET, rounds=4)
     wrong = deployment(world, tmp_path / "run")
     wrong.records = {"east": 9, "north": 12, "south": 8}
-    with pytest.raises(BadInput, match="east = 9, north = 12, south = 7"):
+    with refuses("sizes-differ: east = 9 … north = 12 … south = 7"):
         wrong.run(world.names, False)
     assert [booking.began for booking in world.ledger("north").runs.values()] == [False]
     right = deployment(world, tmp_path / "other")

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import tomli_w
 import torch
+from refusals import refuses
 
 from dpscaffold.deployment.transports import flower
-from dpscaffold.errors import BadInput
 
 flower.require()
 
@@ -36,7 +36,7 @@ def test_a_node_knows_its_site():
     assert site_path({"site": "a/site.toml"}, {}) == Path("a/site.toml")
     assert site_path({"partition-id": 1}, {"sites": "a,b"}) == Path("b")
     for node, run in (({}, {}), ({"partition-id": 2}, {"sites": "a,b"})):
-        with pytest.raises(BadInput, match="--node-config"):
+        with refuses("missing-argument: --node-config"):
             site_path(node, run)
 
 

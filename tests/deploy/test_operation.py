@@ -7,12 +7,12 @@ import json
 import numpy as np
 import pytest
 from deploy.world import OFFERED, TABLE, new_site
+from refusals import refuses
 from typer.testing import CliRunner
 
 from dpscaffold import Gaussian
 from dpscaffold.cli import app
 from dpscaffold.deployment.protocol.agreement import SchemaSettings
-from dpscaffold.deployment.protocol.messages import Refused
 from dpscaffold.deployment.server.config import load_served
 from dpscaffold.deployment.site.file import SiteGrant, Terms
 from dpscaffold.deployment.site.ledger import SiteLedger
@@ -130,21 +130,25 @@ def test_bad_input_is_one_sentence(site, tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("[schema]", "[data]", "reaches no record"),
-        ("[schema]\nfeatures = 3\nclasses = 2\n", "", "has no \\[schema\\]"),
-        ("classes = 2", "classes = 1", "schema.classes is 1"),
-        ("classes = 2", "klasses = 2", "did you mean 'classes'"),
-        ("noise = 20.0", "epsilon = 1.0", "give deploy.records"),
-        ("noise = 20.0", "noise = 20.0\n[deploy]\nrecords = { a = 0 }", "deploy.records.a is 0"),
-        ("rounds = 5", "rounds = 0", "plan.rounds is 0"),
-        ("noise = 20.0", "noise = 20.0\n[deploy]\nquorum = 0", "deploy.quorum is 0"),
-        ("noise = 20.0", "noise = 20.0\n[deploy]\naddress = 'here'", "write host:port"),
-        ("noise = 20.0", "noise = 20.0\n[deploi]", "unknown key deploi"),
+        ("[schema]", "[data]", "server-with-data"),
+        ("[schema]\nfeatures = 3\nclasses = 2\n", "", "missing-key"),
+        ("classes = 2", "classes = 1", "too-few-classes: schema.classes is 1"),
+        ("classes = 2", "klasses = 2", "unknown-key: 'classes'"),
+        ("noise = 20.0", "epsilon = 1.0", "epsilon-without-sizes: deploy.records"),
+        (
+            "noise = 20.0",
+            "noise = 20.0\n[deploy]\nrecords = { a = 0 }",
+            "out-of-range: deploy.records.a is 0",
+        ),
+        ("rounds = 5", "rounds = 0", "out-of-range: plan.rounds is 0"),
+        ("noise = 20.0", "noise = 20.0\n[deploy]\nquorum = 0", "out-of-range: deploy.quorum is 0"),
+        ("noise = 20.0", "noise = 20.0\n[deploy]\naddress = 'here'", "bad-address"),
+        ("noise = 20.0", "noise = 20.0\n[deploi]", "unknown-key"),
     ],
 )
 def test_a_wrong_plan_is_one_sentence(tmp_path, old, new, words):
     assert old in PLAN
-    with pytest.raises(BadInput, match=words):
+    with refuses(words):
         load_served(plan(tmp_path, PLAN.replace(old, new, 1))).offer()
 
 
@@ -179,7 +183,7 @@ def test_an_epsilon_is_solved_for_the_sites_public_sizes(tmp_path, sampling):
 def test_sizes_are_not_named_where_a_user_is_the_unit(tmp_path):
     """Only who takes part: the noise that is solved for depends on nothing else."""
     text = PLAN.replace("noise = 20.0", 'epsilon = 2.0\ndelta = 1e-5\nunit = "user"')
-    with pytest.raises(BadInput, match="hides how many records a site has"):
+    with refuses("records-hidden"):
         load_served(plan(tmp_path, text + SIZES)).offer()
     named = "[deploy]\nrecords = { north = 1, east = 1, south = 1 }\n"
     offer = load_served(plan(tmp_path, text + named)).offer()
@@ -205,10 +209,13 @@ def test_a_test_file_with_a_broken_line_is_refused(tmp_path):
     settings = load_served(plan(tmp_path, text))
     (tmp_path / "test.csv").write_text("a,b,c,y\n1,2,3,1\n4,5,6,0\n")
     assert settings.scorer(tmp_path) is not None
-    for wrong, words in (("1,2,3,1\n4,5\n", "line 3"), ("1,x,3,1\n", "'b' is not a number"),
-                         ("", "has no records")):  # fmt: skip
+    for wrong, words in (
+        ("1,2,3,1\n4,5\n", "bad-evaluation-file: line 3"),
+        ("1,x,3,1\n", "bad-evaluation-file: 'b'"),
+        ("", "bad-evaluation-file"),
+    ):
         (tmp_path / "test.csv").write_text("a,b,c,y\n" + wrong)
-        with pytest.raises(BadInput, match=words):
+        with refuses(words):
             settings.scorer(tmp_path)
 
 
@@ -256,11 +263,11 @@ def test_what_is_missing_is_filled_and_what_cannot_be_read_contributes_nothing(t
 def test_columns_decide(tmp_path):
     twice = "sex,ill,age,bmi,age\nf,no,1,2,3\n"
     for text in ("id,sex,ill,age\n1,f,no,3\n", "", "\x00\x01", twice):
-        with pytest.raises(Refused, match="data-unfit"):
+        with refuses("data-unfit"):
             read_records(written(tmp_path, text), tmp_path, TABLE)
     assert len(read_records(written(tmp_path, "id,sex,ill,age,bmi\n"), tmp_path, TABLE)) == 0
     np.savez(tmp_path / "d.npz", features=np.zeros((3, 2)), labels=np.zeros(3, int))
-    with pytest.raises(Refused, match="data-unfit"):
+    with refuses("data-unfit"):
         read_records({"source": "npz", "path": "d.npz"}, tmp_path, TABLE)
 
 
@@ -283,11 +290,11 @@ def test_a_number_may_be_the_target(tmp_path):
 
 def test_what_a_site_may_have_as_data(tmp_path):
     for table, words in (
-        ({"source": "mnist"}, "one of csv, parquet, npz"),
-        ({"source": "csv", "path": "x", "users": 3}, "data.users"),
-        ({"source": "csv", "path": "x"}, "not a file"),
+        ({"source": "mnist"}, "unknown-source"),
+        ({"source": "csv", "path": "x", "users": 3}, "not-applicable: data.users"),
+        ({"source": "csv", "path": "x"}, "file-not-found"),
     ):
-        with pytest.raises(BadInput, match=words):
+        with refuses(words):
             check_data_table(table, tmp_path)
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from deploy.world import new_site
+from refusals import refuses
 
 from dpscaffold import Gaussian
 from dpscaffold.deployment.protocol.messages import Refused
@@ -105,11 +106,11 @@ def test_the_grant_is_the_largest_that_fits(sampling):
     some = grant(POLICY, terms, 400, 80, RemainingBudget(direct(terms, 400, 80, 15, 5e-7), 1e-6, 1))
     assert some.participations == 15 and some.delta == 5e-7
     assert grant(POLICY, terms, 400, 80, RemainingBudget(least, 1e-6, 1)).participations == 12
-    with pytest.raises(Refused, match="policy-epsilon"):
+    with refuses("policy-epsilon"):
         grant(POLICY, terms, 400, 80, RemainingBudget(least * 0.999, 1e-6, 1))
-    with pytest.raises(Refused, match="policy-runs"):
+    with refuses("policy-runs"):
         grant(POLICY, terms, 400, 80, RemainingBudget(2.0, 1e-6, 0))
-    with pytest.raises(Refused, match="policy-epsilon"):
+    with refuses("policy-epsilon"):
         grant(POLICY, terms, 400, 80, RemainingBudget(2.0, 4e-7, 1))
 
 

@@ -7,9 +7,10 @@ import pytest
 import torch
 from deploy.test_sites import FIXED, assert_parity
 from deploy.world import World
+from refusals import refuses
 from small import Driven, loop, setting, simulator
 
-from dpscaffold import BadInput, fedavg, scaffold
+from dpscaffold import fedavg, scaffold
 from dpscaffold.algorithms import ALGORITHMS, Upload
 from dpscaffold.algorithms.scaffold import along_corrected, send_move_and_control, tell_control
 from dpscaffold.deployment.protocol.shapes import upload_lengths
@@ -130,16 +131,16 @@ def test_a_site_refuses_a_private_slot_from_the_server(world):
 @pytest.mark.parametrize("make", [loop, simulator])
 def test_uploading_it_is_refused(make):
     leaking = personal().replace(finish=send_habit)
-    with pytest.raises(BadInput, match="uploads 'habit'"):
+    with refuses("private-memory-uploaded: 'habit'"):
         Driven(make(setting(leaking, privacy="fixed"))).drive()
-    with pytest.raises(BadInput, match="uploads 'habit'"):
+    with refuses("private-memory-uploaded: 'habit'"):
         upload_lengths(leaking, 5)
 
 
 def test_private_names_slots_that_exist_in_every_phase():
-    with pytest.raises(BadInput, match="private"):
+    with refuses("bad-algorithm"):
         scaffold().replace(private=("habit",))
-    with pytest.raises(BadInput, match="warm-up"):
+    with refuses("bad-algorithm"):
         personal().replace(warm_up=scaffold())
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from deploy.world import World
+from refusals import refuses
 
-from dpscaffold.deployment.protocol.messages import Refused
 from dpscaffold.deployment.site.file import Policy, SiteGrant
 from dpscaffold.deployment.site.ledger import RecoveryEntry, SiteLedger
 from dpscaffold.deployment.site.memory import Enrolment, PendingUpload, RunMemory, StateFolder
-from dpscaffold.errors import BadInput
 from dpscaffold.runs import journal
 from dpscaffold.setting.gaussian import Gaussian
 
@@ -36,7 +35,7 @@ def test_what_was_written_is_read(tmp_path):
     booking = again.runs["aa"]
     assert (booking.remaining, booking.last_round, booking.began) == (2, 7, True)
     again.begin("aa", "fixed")
-    with pytest.raises(Refused, match="roster-changed"):
+    with refuses("roster-changed"):
         again.begin("aa", "another roster")
     assert again.anchor == ledger.anchor
 
@@ -64,7 +63,7 @@ def test_a_recovery_books_the_rest(tmp_path):
 
 
 def test_an_infinite_epsilon_is_never_granted(tmp_path):
-    with pytest.raises(Refused, match="policy-epsilon"):
+    with refuses("policy-epsilon"):
         ledger_at(tmp_path).book("aa", "plan", SiteGrant(5, float("inf"), 0.0), {})
 
 
@@ -75,7 +74,7 @@ def test_a_flipped_byte_is_noticed(tmp_path, place):
     raw = bytearray(path.read_bytes())
     raw[place % (len(raw) - 1)] ^= 1
     path.write_bytes(bytes(raw))
-    with pytest.raises(Refused, match="ledger-damaged"):
+    with refuses("ledger-damaged"):
         ledger_at(tmp_path)
 
 
@@ -107,7 +106,7 @@ def test_an_emptied_or_shortened_ledger_does_not_follow_its_anchor(tmp_path):
 
 def test_another_sites_ledger_is_refused(tmp_path):
     with_run(tmp_path)
-    with pytest.raises(BadInput, match="ledger of the site 'north'"):
+    with refuses("folder-of-another-site: 'north'"):
         SiteLedger(tmp_path / "ledger.jsonl", "east")
 
 
@@ -162,10 +161,10 @@ def test_settle_follows_the_acknowledgement(tmp_path):
     memory.write_pending(pending("u2", 2, 5.0))
     assert settle(memory, "u1").slots["control"].tolist() == [3.0]
     memory.write_pending(pending("u3", 3, 7.0))  # u2 was never applied, and is gone
-    with pytest.raises(Refused, match="state-mismatch"):
+    with refuses("state-mismatch"):
         settle(memory, "u2")
     assert settle(memory, "u3").slots["control"].tolist() == [21.0]
-    with pytest.raises(Refused, match="state-mismatch"):
+    with refuses("state-mismatch"):
         settle(memory, "")
     restored = settle(memory, "u9", {"control": vector(9.0)})
     assert restored.slots["control"].tolist() == [9.0]
@@ -189,7 +188,7 @@ def test_a_damaged_box_is_noticed(tmp_path, name):
     raw = bytearray((tmp_path / name).read_bytes())
     for change in (lambda r: r[:-5], lambda r: r[:3] + b"x" + r[4:], lambda r: b""):
         (tmp_path / name).write_bytes(change(bytes(raw)))
-        with pytest.raises(Refused, match="state-damaged"):
+        with refuses("state-damaged"):
             settle(memory, "u2")
 
 
@@ -203,24 +202,24 @@ def test_a_damaged_enrolment_is_noticed(tmp_path):
     assert memory.enrolment() == amended and amended.roster == ("east", "north")
     path = tmp_path / "aa" / "enrolment.json"
     path.write_text(path.read_text().replace('"records": 400', '"records": 401'))
-    with pytest.raises(Refused, match="state-damaged"):
+    with refuses("state-damaged"):
         memory.enrolment()
 
 
 def test_one_process_at_a_time_and_one_site(tmp_path):
     state = StateFolder(tmp_path / "state", "north")
-    with pytest.raises(BadInput, match="in use"):
+    with refuses("folder-in-use"):
         StateFolder(tmp_path / "state", "north")
     state.close()
-    with pytest.raises(BadInput, match="belongs to the site 'north'"):
+    with refuses("folder-of-another-site: 'north'"):
         StateFolder(tmp_path / "state", "east")
     again = StateFolder(tmp_path / "state", "north")
     for odd in ("", "../x", "A", "a" * 65, "0/1"):
-        with pytest.raises(Refused, match="unknown-run"):
+        with refuses("unknown-run"):
             again.run(odd)
     again.close()
     (tmp_path / "state" / "site.json").write_text('{"format": 2, "site": "north"}')
-    with pytest.raises(BadInput, match="has format 2"):
+    with refuses("wrong-version: format 2"):
         StateFolder(tmp_path / "state", "north")
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-
-from dpscaffold.errors import BadInput
+from refusals import refuses
 
 pytest.importorskip("flwr")
 
@@ -29,6 +28,6 @@ def test_nothing_is_written_where_nothing_is_new(tmp_path):
 def test_a_damaged_file_is_refused(tmp_path, text):
     path = tmp_path / "totals.json"
     path.write_text(text)
-    with pytest.raises(BadInput, match=r"totals.json is damaged .*; restore it"):
+    with refuses("totals-damaged: totals.json"):
         keep_totals(path, {"north": 1})
     assert path.read_text() == text

@@ -20,8 +20,9 @@ from email.utils import format_datetime
 import httpx
 import pytest
 from deploy.world import World
+from refusals import refuses
 
-from dpscaffold.deployment.protocol.enrolment import NotEnrolled, offer_to
+from dpscaffold.deployment.protocol.enrolment import offer_to
 from dpscaffold.deployment.protocol.messages import SignedMessage, sign, unpack
 from dpscaffold.deployment.provision import (
     FederationFile,
@@ -32,7 +33,6 @@ from dpscaffold.deployment.provision import (
 )
 from dpscaffold.deployment.site.begin import make_site
 from dpscaffold.deployment.transports import flower
-from dpscaffold.errors import BadInput
 from dpscaffold.setting.gaussian import Gaussian
 
 flower.require()
@@ -112,7 +112,7 @@ def test_a_site_sees_nothing_of_another_but_its_name_and_size(world):
 
 def test_a_refusal_names_a_code_and_not_the_policy(tmp_path):
     world = World(tmp_path, "scaffold", privacy=SECRET, policy={"min_noise": 77.25}, rounds=4)
-    with pytest.raises(NotEnrolled, match="policy-noise") as refused:
+    with refuses("not-enrolled: policy-noise") as refused:
         offer_to(world.post, world.enrolled)
     assert "77" not in str(refused.value)
     assert all(b"77" not in raw.split(b'"nonce"')[0] for _, raw in world.exchange.answered)
@@ -165,10 +165,10 @@ def test_a_roster_with_a_name_or_a_key_twice_is_refused(tmp_path):
     assert [member.name for member in roster(server)] == ["a", "b"]
     text = (server / "roster" / "a.site").read_text()
     (server / "roster" / "c.site").write_text(text)
-    with pytest.raises(BadInput, match="one name twice"):
+    with refuses("key-shared"):
         roster(server)
     (server / "roster" / "c.site").write_text(text.replace('name = "a"', 'name = "c"'))
-    with pytest.raises(BadInput, match="one signing_key twice"):
+    with refuses("key-shared: signing_key"):
         roster(server)
 
 

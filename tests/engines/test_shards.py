@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from refusals import refuses
 from small import CPU, EQUAL, WHERE, Driven, federation, setting, simulator
 
 from dpscaffold import Logistic, Plan, scaffold, synthetic, train
 from dpscaffold.engines import Hardware, Memories, Simulator, memories
 from dpscaffold.engines.fast.worker import Worker
-from dpscaffold.errors import BadInput
 from dpscaffold.randomness.streams import OneRound, Randomness
 from dpscaffold.setting.gaussian import Gaussian
 
@@ -110,7 +110,7 @@ def test_held_streams_are_those_of_a_secret_run_alone():
 
 def test_one_user_that_does_not_fit_is_a_sentence(monkeypatch):
     short_of_memory(monkeypatch, 0)
-    with pytest.raises(BadInput, match="lower plan"):
+    with refuses("memory-exceeded"):
         Driven(simulator(setting("fedavg", "logistic", "fixed"), chunk=4)).drive()
 
 

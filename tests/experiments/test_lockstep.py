@@ -7,9 +7,10 @@ from functools import partial
 
 import pytest
 import torch
+from refusals import refuses
 from small import EQUAL, EVERY, PRIVACIES, WHERE, federation, setting
 
-from dpscaffold import BadInput, Gaussian
+from dpscaffold import Gaussian
 from dpscaffold.algorithms import fedavg, with_momentum
 from dpscaffold.engines.fast import devices, lockstep
 from dpscaffold.engines.fast.lockstep import Lockstep
@@ -222,7 +223,7 @@ def test_servers_with_slots_of_their_own_go_in_step(run_by_run):
 
 def test_unlike_runs_are_refused():
     data = federation(EQUAL)
-    with pytest.raises(BadInput, match="cannot be stacked"):
+    with refuses("not-stackable"):
         trained([setting(data=data), setting("fedavg", data=data)])
 
 

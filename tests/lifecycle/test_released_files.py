@@ -6,11 +6,10 @@ import shutil
 from pathlib import Path
 
 import pytest
+from refusals import refuses
 
-from dpscaffold.deployment.protocol.messages import Refused
 from dpscaffold.deployment.site.file import Policy
 from dpscaffold.deployment.site.ledger import RecoveryEntry, SiteLedger
-from dpscaffold.errors import BadInput
 from dpscaffold.runs.budget_file import BookedRound, BudgetFile, BudgetGrant
 
 FILES = Path(__file__).parent / "files-0.1.0"
@@ -40,7 +39,7 @@ def test_a_budget_file_keeps_its_grants_and_goes_on(folder):
     assert contents.left == (pytest.approx(0.4), pytest.approx(8e-6))
     assert contents.participations == {"a": 2}
     budget.participate(BookedRound("a", 2), after=2)
-    with pytest.raises(BadInput, match="left"):
+    with refuses("budget-too-small"):
         budget.book(BudgetGrant("b", 0.5, 1e-6, 10, "record", "replace-one"))
 
 
@@ -49,6 +48,6 @@ def test_what_cannot_be_read_is_refused_and_not_replaced(folder, name):
     path = folder / name
     path.write_bytes(path.read_bytes().replace(b'"event": "grant"', b'"event": "other"', 1))
     before = path.read_bytes()
-    with pytest.raises((BadInput, Refused), match="damaged"):
+    with refuses("ledger-damaged"):
         SiteLedger(path, "north") if name.startswith("site") else BudgetFile(path).read()
     assert path.read_bytes() == before

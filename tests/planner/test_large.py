@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refuses
 from typer.testing import CliRunner
 
 from dpscaffold import (
@@ -210,7 +211,7 @@ def test_the_stretched_surrogate_agrees_with_the_long_one(monkeypatch):
 def test_a_module_with_too_many_columns_is_one_sentence():
     facts = Facts.of(users=12, records=60, features=80_000, classes=2)
     task = ModuleTask(torch.nn.Linear(80_000, 2))
-    with pytest.raises(BadInput, match=r"80000 features.*choose plan\.learning_rate yourself"):
+    with refuses("learning-rate-not-planned: 80000 … plan.learning_rate"):
         choose_rates([public(facts, task)], facts.guess)
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from refusals import refuses
 
 from dpscaffold import (
-    BadInput,
     Budget,
     Gaussian,
     Logistic,
@@ -184,7 +184,7 @@ def test_no_page_names_a_run_by_its_seed(tmp_path: Path) -> None:
     ):
         for text in both(paths):
             assert "7000" not in text and all(name in text for name in names)
-    with pytest.raises(BadInput, match="runs of several seeds; name one of its folders"):
+    with refuses("several-runs"):
         page_of([tmp_path / "mine"])
 
 

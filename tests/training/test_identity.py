@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import small
 from deploy.world import World
+from refusals import refuses
 from typer.testing import CliRunner
 
 from dpscaffold import BadInput, Budget, Gaussian, Logistic, Plan, fedavg, synthetic, train
@@ -97,18 +98,18 @@ def test_resuming_needs_the_key(federation, tmp_path):
     other = tmp_path / "other.key"
     other.write_text("11" * 32)
     for wrong in (other, tmp_path / "none.key"):
-        with pytest.raises(BadInput, match="began with another key"):
+        with refuses("data-key-changed"):
             go(federation, folder, resume=True, data_key=wrong)
     assert not (tmp_path / "none.key").exists()
     kept = (folder / "data.key").read_text()
     (folder / "data.key").unlink()
-    with pytest.raises(BadInput, match=r"without the key of its data's identity \(data.key\)"):
+    with refuses("data-key-missing: data.key"):
         go(federation, folder, resume=True)
     (folder / "data.key").write_text("nonsense")
-    with pytest.raises(BadInput, match="does not hold a key"):
+    with refuses("data-key-damaged"):
         go(federation, folder, resume=True)
     (folder / "data.key").write_text(kept)
-    with pytest.raises(BadInput, match="holds a run on other data"):
+    with refuses("records-differ"):
         go(synthetic(users=6, records=40, seed=6), folder, resume=True)
     assert go(federation, folder, resume=True, data_key=file).ended == "completed"
 
@@ -117,17 +118,17 @@ def test_a_bad_key_file_is_one_sentence_and_nothing_is_written(federation, tmp_p
     bad = tmp_path / "bad.key"
     bad.write_text("0123")
     for file, said in (
-        (bad, "64 hexadecimal digits"),
-        (tmp_path, "is a folder"),
-        (tmp_path / "none" / "a.key", "its folder does not exist"),
+        (bad, "data-key-damaged: 64"),
+        (tmp_path, "not-a-file"),
+        (tmp_path / "none" / "a.key", "folder-not-found"),
     ):
-        with pytest.raises(BadInput, match=said):
+        with refuses(said):
             go(federation, tmp_path / "run", data_key=file)
-    with pytest.raises(BadInput, match="without a run folder"):
+    with refuses("no-run-folder"):
         go(federation, None, data_key=bad)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("mine")
-    with pytest.raises(BadInput, match="not empty"):
+    with refuses("folder-not-empty"):
         go(federation, tmp_path / "full", data_key=tmp_path / "new.key")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.key", "full"]
     said = CliRunner().invoke(

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from refusals import refuses
 from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score
 from typer.testing import CliRunner
 
@@ -354,12 +355,12 @@ def test_a_schema_of_a_number_needs_a_range(more: dict[str, Any], said: str) -> 
 
 def test_targets_check_their_range() -> None:
     for made, said in (
-        (lambda: Target("class", ("a", "b"), 0, 1), "a range belongs to a number"),
-        (lambda: Target("number", low=1), "target has no high"),
-        (lambda: Target("number", low=2, high=1), "low must be below high"),
-        (lambda: Target("number", low=0, high=float("nan")), "low must be below high"),
+        (lambda: Target("class", ("a", "b"), 0, 1), "not-applicable"),
+        (lambda: Target("number", low=1), "no-target-range"),
+        (lambda: Target("number", low=2, high=1), "bad-range"),
+        (lambda: Target("number", low=0, high=float("nan")), "bad-range"),
     ):
-        with pytest.raises(BadInput, match=said):
+        with refuses(said):
             made()
     assert Target.from_dict(Target("number", low=0, high=9).to_dict()).high == 9
 

@@ -7,6 +7,7 @@ import re
 import tomllib
 
 import pytest
+from refusals import refuses
 from typer.testing import CliRunner
 
 from dpscaffold.cli import app
@@ -296,23 +297,23 @@ def test_a_release_from_python_goes_on_with_its_own_draw(tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"release": True}, "--allow unprotected-preprocessing"),
-        ({"release": True, "allow": ["everything"]}, "everything"),
-        ({"allow": ["median-clip"]}, "nothing is released"),
-        ({**OPEN, "privacy": False}, "without privacy"),
-        ({**OPEN, "noise": 0.0}, "protects nobody"),
-        ({**OPEN, "clip": "median"}, "--allow median-clip"),
-        ({**OPEN, "seed": 3}, "plan.seed is 3"),
-        ({**OPEN, "seed": 0}, "plan.seed is 0"),
+        ({"release": True}, "release-refused: --allow"),
+        ({"release": True, "allow": ["everything"]}, "unknown-choice: everything"),
+        ({"allow": ["median-clip"]}, "not-applicable"),
+        ({**OPEN, "privacy": False}, "no-privacy"),
+        ({**OPEN, "noise": 0.0}, "release-refused"),
+        ({**OPEN, "clip": "median"}, "release-refused: --allow"),
+        ({**OPEN, "seed": 3}, "release-refused: plan.seed is 3"),
+        ({**OPEN, "seed": 0}, "release-refused: plan.seed is 0"),
     ],
 )
 def test_what_a_release_from_python_refuses(tmp_path, options, words):
-    from dpscaffold import BadInput, Gaussian, Plan
+    from dpscaffold import Gaussian, Plan
 
     options = dict(options)
     mechanism = {"clip": options.pop("clip", 1.0), "noise": options.pop("noise", 4.0)}
     privacy = options.pop("privacy", Gaussian(**mechanism))
     plan = Plan(rounds=4, local_steps=3, user_ratio=0.25, seed=options.pop("seed", None))
-    with pytest.raises(BadInput, match=words):
+    with refuses(words):
         from_python(tmp_path, privacy=privacy, plan=plan, out=tmp_path / "run", **options)
     assert not (tmp_path / "run").exists()

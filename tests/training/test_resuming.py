@@ -15,6 +15,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from refusals import refuses
 from typer.testing import CliRunner
 
 from dpscaffold import (
@@ -77,7 +78,7 @@ def begin(federation, folder, algorithm=None, privacy=NOISY, **options):
         go(federation, folder, algorithm, privacy, observer=cut, **options)
 
 
-def refuses(sentence, federation, folder, algorithm=None, privacy=NOISY, **options):
+def refuses_to_resume(sentence, federation, folder, algorithm=None, privacy=NOISY, **options):
     """Resuming raises one sentence and writes nothing."""
     before = contents(folder)
     with pytest.raises((BadInput, PrivacyError), match=sentence) as caught:
@@ -98,7 +99,7 @@ def with_one_label_changed(federation, part="train"):
 def test_one_record_changed_is_other_data(federation, tmp_path, privacy, part):
     begin(federation, tmp_path / "run", privacy=privacy)
     other = with_one_label_changed(federation, part)
-    refuses("holds a run on other data", other, tmp_path / "run", privacy=privacy)
+    refuses_to_resume("holds a run on other data", other, tmp_path / "run", privacy=privacy)
 
 
 CONFIG = """
@@ -174,10 +175,10 @@ def test_what_the_digest_of_a_huge_federation_covers(federation, tmp_path, monke
 
 def test_an_algorithm_with_other_numbers(federation, tmp_path):
     begin(federation, tmp_path / "run")
-    refuses(
+    refuses_to_resume(
         r"algorithm\.direction\.mu = 0.1, not 50.0", federation, tmp_path / "run", fedprox(50.0)
     )
-    refuses("algorithm", federation, tmp_path / "run", fedavg())
+    refuses_to_resume("algorithm", federation, tmp_path / "run", fedavg())
     go(federation, tmp_path / "run", resume=True)
 
 
@@ -231,12 +232,12 @@ def test_numbers_are_found_where_algorithms_keep_them():
 def test_another_budget(federation, tmp_path, changed, named):
     begin(federation, tmp_path / "run", budget=BUDGET)
     budget = replace(BUDGET, **changed)
-    refuses(re.escape(named), federation, tmp_path / "run", budget=budget)
+    refuses_to_resume(re.escape(named), federation, tmp_path / "run", budget=budget)
 
 
 def test_another_engine(federation, tmp_path):
     begin(federation, tmp_path / "run")
-    refuses("engine 'simulator', not 'loop'", federation, tmp_path / "run", engine="loop")
+    refuses_to_resume("engine 'simulator', not 'loop'", federation, tmp_path / "run", engine="loop")
 
 
 @pytest.mark.parametrize("number", [CHECKPOINT_FORMAT + 1, None])
@@ -247,7 +248,7 @@ def test_a_checkpoint_of_another_format(federation, tmp_path, number):
     assert saved["format"] == CHECKPOINT_FORMAT
     torch.save({**saved, "format": number}, path)
     sentence = f"has format {number}, and this version reads format {CHECKPOINT_FORMAT}"
-    refuses(sentence, federation, tmp_path / "run")
+    refuses_to_resume(sentence, federation, tmp_path / "run")
 
 
 def rewritten(lines):
@@ -339,7 +340,7 @@ def test_a_forged_or_shortened_ledger(federation, tmp_path, forge):
     forge(folder, lines)
     with pytest.raises((BadInput, PrivacyError), match="ledger"):
         CliRunner().invoke(app, ["privacy", str(folder)], catch_exceptions=False)
-    refuses("ledger", federation, folder)
+    refuses_to_resume("ledger", federation, folder)
 
 
 @pytest.mark.parametrize("forge", [shorten, replace_users, take_out, empty])
@@ -350,7 +351,7 @@ def test_a_forgery_while_a_run_is_stopped(federation, tmp_path, forge):
     lines = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
     assert not (folder / "privacy.json").exists()
     forge(folder, lines)
-    refuses("ledger", federation, folder)
+    refuses_to_resume("ledger", federation, folder)
 
 
 def train_until_checkpoint(federation, folder):
@@ -383,9 +384,11 @@ def test_a_journal_cut_back_is_refused_at_every_line(federation, tmp_path):
     assert len(lines) == 6 and not (folder / "privacy.json").exists()
     for kept in range(1, 6):
         (folder / "ledger.jsonl").write_text("".join(lines[:kept]))
-        with pytest.raises((BadInput, PrivacyError), match="shortened or changed"):
+        with refuses("ledger-damaged"):
             CliRunner().invoke(app, ["privacy", str(folder)], catch_exceptions=False)
-        refuses("shortened or changed", federation, folder, privacy=replace(NOISY, secret=True))
+        refuses_to_resume(
+            "shortened or changed", federation, folder, privacy=replace(NOISY, secret=True)
+        )
     (folder / "ledger.jsonl").write_text("".join(lines))
     said = go(federation, folder, privacy=replace(NOISY, secret=True), resume=True).privacy
     assert said["rounds"] == 6 and read_account(folder).ledger.repeats == (1, 1)
@@ -434,7 +437,7 @@ def test_a_ledger_without_its_description(federation, tmp_path):
             federation, Logistic(40, 10), fedavg(), plan, NOISY, out=tmp_path / "run", observer=cut
         )
     (tmp_path / "run" / "ledger.json").unlink()
-    with pytest.raises(BadInput, match="without its ledger"):
+    with refuses("ledger-missing"):
         train(
             federation, Logistic(40, 10), fedavg(), plan, NOISY, out=tmp_path / "run", resume=True
         )

@@ -7,6 +7,7 @@ import re
 
 import pytest
 import torch
+from refusals import refuses
 from small import federation
 from typer.testing import CliRunner
 
@@ -92,7 +93,7 @@ def test_a_step_size_is_not_planned_from_sizes_that_are_hidden(tmp_path):
 def test_a_configuration_cannot_claim_what_the_run_is_not(tmp_path, claim):
     """The folder's config.toml decides whether a run is called a simulation."""
     config = {"privacy": {"clip": 1.0, "noise": 4.0, **claim}}
-    with pytest.raises(BadInput, match="config says"):
+    with refuses("configuration-not-kept"):
         train(
             federation(), Logistic(4, 3), fedavg(), PLAN, Gaussian(noise=4.0),
             out=tmp_path / "run", config=config,
@@ -171,7 +172,7 @@ def test_users_chosen_by_their_sizes_where_sizes_are_hidden(tmp_path):
         found[unit] = [line for line in said["outside"] if line == COUNTED]
         assert stated(folder)["outside"] == said["outside"]
     assert len(found["user"]) == 1 and not found["record"]
-    with pytest.raises(BadInput, match="by how many records there are"):
+    with refuses("release-refused"):
         privacy = Gaussian(noise=4.0, unit="user")
         train(data, Logistic(1, 2), fedavg(), PLAN, privacy, release=True, out=tmp_path / "no")
     privacy = Gaussian(noise=4.0)

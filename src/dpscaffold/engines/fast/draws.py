@@ -307,7 +307,7 @@ def _fitting(records: Sequence[int], batch_sizes: Sequence[int], count: int) -> 
     for total, batch in zip(records, batch_sizes, strict=True):
         if not 1 <= batch <= total:
             raise BadInput(
-                "batch-too-large",
+                "out-of-range",
                 f"a batch of {batch} of {total} records; it must hold 1 to {total}",
             )
 

@@ -163,7 +163,7 @@ class OpenRun:
                 client.close()
                 return str(got.token)
             time.sleep(0 if got.HasField("task") else 0.2)
-        raise RuntimeError("the SuperLink does not hand out the task of our run")
+        raise RuntimeError("the SuperLink does not give us the task of our run")
 
     def _beat(self) -> None:
         while not self._stopped.wait(_TASK_BEAT):
