@@ -32,7 +32,6 @@ from dpscaffold.data import (
     shards,
     similarity,
 )
-from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
 from dpscaffold.federation.schema import Target
 from dpscaffold.report.data_figures import save_description
@@ -202,19 +201,19 @@ def test_partitions_by_class_refuse_numbers_and_others_deal_them_out(
     [
         (
             {"user": None, "users": 3, "features": ["size"]},
-            "similarity = 10 sorts records by class",
+            "wrong-target: similarity = 10",
         ),
-        ({"user": None, "users": 3, "features": ["size"], "partition": "shards"}, "is a number"),
-        ({"classes": ["a", "b"]}, "classes are given, and target is 'number'"),
-        ({"minimum_classes": 2}, "minimum_classes is 2, and target is 'number'"),
-        ({"target": "numbers"}, "target"),
-        ({"target": "class"}, "a fraction.*target = 'number'"),
-        ({"label": "town", "user": "size"}, "column 'town' holds"),
+        ({"user": None, "users": 3, "features": ["size"], "partition": "shards"}, "wrong-target"),
+        ({"classes": ["a", "b"]}, "conflicting-arguments: target is 'number'"),
+        ({"minimum_classes": 2}, "not-applicable: minimum_classes is 2 … target is 'number'"),
+        ({"target": "numbers"}, "unknown-choice: target"),
+        ({"target": "class"}, "bad-labels: target = 'number'"),
+        ({"label": "town", "user": "size"}, "not-numbers: 'town'"),
     ],
 )
 def test_bad_targets(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
     options = houses(tmp_path / "houses.csv") | changes
-    with pytest.raises(BadInput, match=said) as caught:
+    with refuses(said) as caught:
         load_federation({key: value for key, value in options.items() if value is not None})
     assert "\n" not in str(caught.value)
 

@@ -7,9 +7,9 @@ import torch
 from deploy.world import TABLE
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from refusals import refuses
 
 from dpscaffold.deployment.site.reading import broken_lines, check_data_table, read_records
-from dpscaffold.errors import BadInput
 
 ROWS = TABLE.changed(categories={"sex": ("männlich", "weiblich")}, class_names=("nein", "ja"))
 GERMAN = {"source": "csv", "path": "d.csv", "delimiter": ";", "decimal": ",", "na_values": ["-9"]}
@@ -48,19 +48,19 @@ def test_own_na_strings_are_added_to_those_of_the_offer(tmp_path):
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"encoding": "auto"}, "data.encoding is 'auto', and a site declares"),
-        ({"decimal": "auto"}, "data.decimal is 'auto'"),
-        ({"delimiter": "auto"}, "data.delimiter is 'auto'"),
-        ({"delimiter": ";;"}, "data.delimiter"),
-        ({"encoding": "klingon"}, "data.encoding is 'klingon', which is not known"),
-        ({"encoding": "utf-32"}, "data.encoding is 'utf-32', whose lines"),
-        ({"decimal": "'"}, "data.decimal"),
-        ({"na_values": [3]}, "na_values holds 3"),
+        ({"encoding": "auto"}, "auto-at-site: data.encoding is 'auto'"),
+        ({"decimal": "auto"}, "auto-at-site: data.decimal is 'auto'"),
+        ({"delimiter": "auto"}, "auto-at-site: data.delimiter is 'auto'"),
+        ({"delimiter": ";;"}, "wrong-length: data.delimiter is ';;' … at most 1 character"),
+        ({"encoding": "klingon"}, "unknown-encoding: data.encoding is 'klingon'"),
+        ({"encoding": "utf-32"}, "encoding-not-supported: data.encoding is 'utf-32'"),
+        ({"decimal": "'"}, "unknown-choice: data.decimal"),
+        ({"na_values": [3]}, "not-text: na_values"),
     ],
 )
 def test_what_cannot_be_declared_is_refused(tmp_path, wrong, words):
     (tmp_path / "d.csv").write_text(TEXT)
-    with pytest.raises(BadInput, match=words):
+    with refuses(words):
         check_data_table({"source": "csv", "path": "d.csv"} | wrong, tmp_path)
 
 

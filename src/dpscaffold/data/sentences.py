@@ -104,6 +104,8 @@ _WANTED = {
     "list": ("not-a-list", "a list"),
     "dict": ("not-a-table", "a table"),
 }
+#: How pydantic's names end for a text or list of the wrong length.
+_LENGTHS = ("too_short", "too_long")
 #: The codes of values of the right type, by the beginning of pydantic's name for what is wrong.
 _CODES = {
     "literal": "unknown-choice",
@@ -133,13 +135,24 @@ def _any(wrong: Sequence[Any], shown: str) -> str:
 def _code(one: Any) -> str:
     """
     >>> _code({"type": "float_type"}), _code({"type": "greater_than"}), _code({"type": "too_long"})
-    ('not-a-number', 'out-of-range', 'bad-value')
+    ('not-a-number', 'out-of-range', 'wrong-length')
     """
+    if one["type"].endswith(_LENGTHS):
+        return "wrong-length"
     kind = one["type"].partition("_")[0]
     return _WANTED[kind][0] if kind in _WANTED else _CODES.get(kind, "bad-value")
 
 
 def _expected(one: Any) -> str:
+    """
+    >>> _expected({"type": "string_too_long", "ctx": {"max_length": 1}})
+    'a text of at most 1 character'
+    """
+    if one["type"].endswith(_LENGTHS):
+        what, unit = ("text", "character") if "string" in one["type"] else ("list", "value")
+        side, length = ("least", "min_length") if "short" in one["type"] else ("most", "max_length")
+        count = one["ctx"][length]
+        return f"a {what} of at {side} {count} {unit}{'' if count == 1 else 's'}"
     if one["type"] == "literal_error":
         return str(one["ctx"]["expected"])
     if one["type"].partition("_")[0] in _WANTED:
