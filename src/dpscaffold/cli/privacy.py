@@ -338,6 +338,7 @@ def show_short(said: Statement, folder: Path, console: Console) -> None:
 #: The rows of the short table, by the key of a statement.
 ADVERSARIES = {
     "server": "the server",
+    "alone": "the server and all other sites",
     "third_party": "anyone who sees only the model",
     "participant": "a site that took part",
     "ledger": "anyone who knows who took part",

@@ -15,14 +15,14 @@ from dpscaffold.config.plan import (
     StoppingSettings,
     with_one_round,
 )
-from dpscaffold.config.privacy import PrivacySettings
+from dpscaffold.config.privacy import PrivacySettings, SecureSettings
 from dpscaffold.config.table import ConfigTable
 from dpscaffold.config.task import TaskSettings
 from dpscaffold.data.config import DataSettings, Synthetic
 from dpscaffold.federation import Federation
 from dpscaffold.federation.roster import Roster
 from dpscaffold.privacy import Mechanism
-from dpscaffold.setting import Setting
+from dpscaffold.setting import Secure, Setting
 
 
 class Configuration(ConfigTable):
@@ -39,6 +39,7 @@ class Configuration(ConfigTable):
     algorithm: AlgorithmSettings = AlgorithmSettings()
     plan: PlanSettings = PlanSettings()
     privacy: PrivacySettings | None = None
+    secure: SecureSettings | None = None
     facts: FactsSettings | None = None
     stopping: StoppingSettings | None = None
 
@@ -53,11 +54,11 @@ class Configuration(ConfigTable):
         ``learning_rate = "plan"`` (:func:`~dpscaffold.planning.asked.planned_setting`)."""
         roster, given = data if isinstance(data, Roster) else data.roster, self.privacy
         plan, algorithm = self.plan.build(planned), self.algorithm.build()
+        task, sums = self.task.build(roster.schema), self.sums
         if given is None:
-            return Setting(roster, self.task.build(roster.schema), algorithm, plan)
+            return Setting(roster, task, algorithm, plan, secure=sums)
         mechanism, budget = given.mechanism, given.budget
-        task = self.task.build(roster.schema)
-        setting = Setting(roster, task, algorithm, plan, mechanism, budget)
+        setting = Setting(roster, task, algorithm, plan, mechanism, budget, sums)
         return setting if given.epsilon is None else setting.calibrated(given.epsilon)
 
     @property
@@ -85,7 +86,13 @@ class Configuration(ConfigTable):
             delta=limits.delta,
             max_participations=limits.max_participations,
             may_decline=limits.declines,
+            secure=self.sums,
         )
+
+    @property
+    def sums(self) -> Secure | None:
+        """Secure sums, where the configuration asks for them."""
+        return None if self.secure is None else self.secure.sums
 
     @property
     def planned(self) -> tuple[str, ...]:

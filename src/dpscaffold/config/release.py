@@ -95,6 +95,11 @@ def _of_the_run(setting: Setting, allowed: Sequence[str]) -> Iterator[str]:
             f"privacy.clip is 'median', which is computed from private records, so there is no "
             f"guarantee; give a number, or overrule with --allow {MEDIAN}"
         )
+    if setting.secure is not None:
+        yield (
+            "secure sums in one process hide no upload from it; leave [secure] out and give "
+            "privacy.view = 'third-party', or deploy the run at its sites"
+        )
     if privacy.noise == 0:
         yield "privacy.noise is 0, which protects nobody; give a noise above 0"
 

@@ -8,10 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpscaffold.algorithms import Broadcast, Upload
+from dpscaffold.algorithms import Algorithm, Broadcast, Known, Local, Participant, Upload
 from dpscaffold.engines.hardware import placed
 from dpscaffold.engines.state import DeviceNumbers, Draw, RoundUploads
+from dpscaffold.errors import BadInput
 from dpscaffold.setting import Setting
+from dpscaffold.setting.secure import SumPlan
 
 
 def mean_weights(setting: Setting, draw: Draw) -> np.ndarray:
@@ -60,14 +62,73 @@ class Aggregate:
         )
 
 
+class SecureAggregate:
+    """The sum of a round's integers in the making; its mean is moved as one participant's would be.
+
+    All or nothing: without the upload of every user that takes part there is no sum.
+    """
+
+    def __init__(
+        self, setting: Setting, sums: SumPlan, draw: Draw, broadcast: Broadcast, phase: Algorithm
+    ) -> None:
+        self.setting, self.sums, self.draw = setting, sums, draw
+        self.broadcast, self.phase = broadcast, phase
+        self.total = torch.zeros_like(broadcast.params, dtype=torch.int64)
+        self.arrived: list[int] = []
+
+    def add(self, users: Sequence[int], uploads: Upload) -> None:
+        """The integers of some users, (U, P)."""
+        if uploads.params.dtype != torch.int64 or uploads.totals:
+            raise BadInput("an upload to a secure sum is one vector of integers, and nothing else")
+        self.total = self.sums.grid.total(self.total + uploads.params.sum(0))
+        self.arrived += users
+
+    def gathered(self) -> RoundUploads:
+        """What the server's move is made of, once all have come."""
+        members = self.draw.active.tolist()
+        if sorted(self.arrived) != sorted(members):
+            raise BadInput(
+                f"{len(self.arrived)} of {len(members)} uploads of a secure sum came; without all "
+                f"of them there is no sum"
+            )
+        mean = self.sums.mean(self.total, members)
+        made = upload_of_mean(self.setting, self.phase, self.broadcast, mean)
+        return RoundUploads(made, tuple(self.arrived))
+
+
+def upload_of_mean(
+    setting: Setting, phase: Algorithm, broadcast: Broadcast, mean: Tensor
+) -> Upload:
+    """The mean upload of a round of one step, from the mean of its noised gradients (P,) float64.
+
+    It is what one participant with that gradient would send: uploads are linear in the gradient.
+    """
+    x, plan = broadcast.params, setting.plan
+    step_size = plan.step_size_in(broadcast.round)
+    at = Participant(broadcast, {}, Known(1, step_size))
+    gradient = mean.to(x.dtype) + plan.regularisation * x
+    y = x - step_size * phase.direction(gradient, x, at)
+    return phase.finish(Local(y, gradient), at)[0]
+
+
+def new_aggregate(
+    setting: Setting, draw: Draw, broadcast: Broadcast, phase: Algorithm
+) -> Aggregate | SecureAggregate:
+    """What adds up a round's uploads."""
+    if setting.sums is not None:
+        return SecureAggregate(setting, setting.sums, draw, broadcast, phase)
+    return Aggregate(setting, draw, broadcast.params)
+
+
 def aggregate(
     setting: Setting,
     draw: Draw,
     broadcast: Broadcast,
     uploads: Iterable[tuple[Sequence[int], Upload]],
+    phase: Algorithm | None = None,
 ) -> RoundUploads:
     """The mean of the uploads of some users at a time, (U, P) each."""
-    made = Aggregate(setting, draw, broadcast.params)
+    made = new_aggregate(setting, draw, broadcast, phase or setting.algorithm)
     for users, upload in uploads:
         made.add(users, upload)
     return made.gathered()

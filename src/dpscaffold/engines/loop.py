@@ -21,8 +21,8 @@ from dpscaffold.engines.memories import Memories
 from dpscaffold.engines.state import Draw, RoundUploads
 from dpscaffold.federation import Federation
 from dpscaffold.randomness.csprng import on_grid
-from dpscaffold.randomness.streams import NoiseStreams, Randomness
-from dpscaffold.setting import Setting
+from dpscaffold.randomness.streams import Batches, NoiseStreams, Randomness
+from dpscaffold.setting import Gaussian, Setting
 from dpscaffold.tasks.base import BOUNDS
 from dpscaffold.tasks.ridge import RidgeSums
 
@@ -49,31 +49,52 @@ class Loop:
 
         def uploads() -> Iterator[tuple[list[int], Upload]]:
             for user in draw.active.tolist():
+                if self.setting.sums is not None:
+                    privacy = self.setting.privacy_in(len(draw.active))
+                    yield [user], self.secure_upload(user, broadcast, privacy)
+                    continue
                 memory = {name: value[0] for name, value in self.memories.recall([user]).items()}
                 upload, kept = self.participate(user, phase, broadcast, memory)
                 self.memories.keep([user], _stacked(kept))
                 yield [user], Upload(upload.params[None], _stacked(upload.totals))
 
-        return aggregate(self.setting, draw, broadcast, uploads())
+        return aggregate(self.setting, draw, broadcast, uploads(), phase)
+
+    def secure_upload(self, user: int, broadcast: Broadcast, privacy: Gaussian | None) -> Upload:
+        """User i's integers of a secure sum: one noised query at x, rounded after the noise."""
+        sums, batch = self.setting.sums, int(self.setting.batch_sizes[user])
+        assert sums is not None and privacy is not None
+        features, labels, batches = self.drawn(user, broadcast)
+        chosen = torch.from_numpy(batches.of(0)).to(self.device)
+        gradients = self.gradients(broadcast.params, features[chosen], labels[chosen])
+        query, clip = self.clipped_mean(gradients, batch)
+        streams = [self.randomness.normals(broadcast.round, user)]
+        draws = NoiseStreams(streams, len(broadcast.params)).draw(1)[0, 0]
+        noise = torch.from_numpy(draws).to(self.device).double()
+        return Upload(sums.quantise([user], (query + privacy.scale(clip, batch) * noise)[None]))
+
+    def drawn(self, user: int, broadcast: Broadcast) -> tuple[Tensor, Tensor, Batches]:
+        """User i's prepared records and labels, and the numbers of those in its K batches."""
+        features, labels = self.federation.train.of(user)
+        features = self.setting.task.prepare(features).to(self.device)
+        batches = self.randomness.batches(
+            broadcast.round,
+            user,
+            len(labels),
+            int(self.setting.batch_sizes[user]),
+            self.setting.plan.local_steps,
+            self.setting.sampling,
+            declared=self.setting.declared(user),
+        )
+        return features, labels.to(self.device), batches
 
     def participate(
         self, user: int, algorithm: Algorithm, broadcast: Broadcast, memory: Slots
     ) -> tuple[Upload, Slots]:
         """User i's part of the round: K local steps from y = x."""
         plan, privacy = self.setting.plan, self.setting.privacy
-        features, labels = self.federation.train.of(user)
-        features = self.setting.task.prepare(features).to(self.device)
-        labels = labels.to(self.device)
+        features, labels, batches = self.drawn(user, broadcast)
         batch = int(self.setting.batch_sizes[user])
-        batches = self.randomness.batches(
-            broadcast.round,
-            user,
-            len(labels),
-            batch,
-            plan.local_steps,
-            self.setting.sampling,
-            declared=self.setting.declared(user),
-        )
         noise = NoiseStreams(
             [self.randomness.normals(broadcast.round, user)], len(broadcast.params)
         )
@@ -128,6 +149,13 @@ class Loop:
         assert privacy is not None
         if isinstance(self.setting.task, RidgeSums):
             return self._with_noise(gradients.sum(0) / batch, privacy.clip, batch, draws)
+        query, clip = self.clipped_mean(gradients, batch)
+        return self._with_noise(query.to(gradients.dtype), clip, batch, draws)
+
+    def clipped_mean(self, gradients: Tensor, batch: int) -> tuple[Tensor, float | Tensor]:
+        """(1/b)Σ g_j/max(1, ‖g_j‖/C) in float64, and C."""
+        privacy = self.setting.privacy
+        assert privacy is not None
         # In float64, where squares of float32 numbers can neither overflow nor vanish.
         norms = torch.linalg.vector_norm(gradients, dim=1, dtype=torch.float64)
         finite = norms.isfinite()
@@ -142,7 +170,7 @@ class Loop:
         query = clipped.sum(0) / batch
         if privacy.unit == "user" and privacy.sampling == "poisson":
             query = query * shrinkage(query.norm(), clip)
-        return self._with_noise(query.to(gradients.dtype), clip, batch, draws)
+        return query, clip
 
     def _with_noise(self, query: Tensor, clip: float | Tensor, batch: int, draws: Tensor) -> Tensor:
         privacy = self.setting.privacy

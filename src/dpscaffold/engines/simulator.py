@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 
 from dpscaffold.algorithms import Algorithm, Broadcast, Slots, Upload
-from dpscaffold.engines.aggregate import Aggregate
+from dpscaffold.engines.aggregate import new_aggregate
 from dpscaffold.engines.fast.ahead import NextBatches
 from dpscaffold.engines.fast.shards import Shards
 from dpscaffold.engines.fast.stacking import (
@@ -135,7 +135,7 @@ class Simulator:
         """The same round of every stacked run."""
         round = broadcasts[0].round
         rows = [
-            self._row(round, run, user)
+            self._row(round, run, user, len(draw.active))
             for run, draw in enumerate(draws)
             for user in draw.active.tolist()
         ]
@@ -145,8 +145,7 @@ class Simulator:
         for worker in self.workers:
             worker.cut.flags.clear()
         sums = [
-            Aggregate(setting, draw, broadcast.params[0])
-            for setting, draw in zip(self.settings, draws, strict=True)
+            new_aggregate(*one, phase) for one in zip(self.settings, draws, broadcasts, strict=True)
         ]
 
         def work(worker: Worker, shard: Sequence[Row]) -> tuple[Upload, Slots]:
@@ -210,13 +209,13 @@ class Simulator:
         there = placed(torch.tensor(places), self.device)
         return joined([memories.recall_at(there[where]) for memories, where, _ in runs])
 
-    def _row(self, round: int, run: int, user: int) -> Row:
+    def _row(self, round: int, run: int, user: int, members: int) -> Row:
         setting = self.settings[run]
         size, batch = int(self._sizes[run][user]), int(self._batches[run][user])
         roster, streams = setting.roster, self._of_round(round, run)
         declared = roster.sizes[user] if roster.declared else None
-        given = (setting.plan, setting.privacy, streams, run, declared, round)
-        return Row(user, size, batch, *given)
+        given = (setting.plan, setting.privacy_in(members), streams, run, declared, round)
+        return Row(user, size, batch, *given, setting.sums)
 
     def _of_round(self, round: int, run: int) -> Randomness:
         """A run's streams; those of a secret run are held until the round is done, so that rows
@@ -236,7 +235,7 @@ class Simulator:
         if round > self.settings[0].plan.rounds:
             return None
         rows = [
-            self._row(round, run, int(user))
+            self._row(round, run, int(user), setting.cohort_size)
             for run, setting in enumerate(self.settings)
             for user in self.randomness[run].cohort(round, setting.users, setting.cohort_size)
         ]

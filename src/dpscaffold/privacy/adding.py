@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from dpscaffold.privacy.bound import VIEWS
+from dpscaffold.privacy.bound import ALONE, views_of
 from dpscaffold.privacy.bounds import LEDGER
 from dpscaffold.privacy.composition import ADDED, law_of_sum, spent_by_users, total
 from dpscaffold.privacy.costs import Cost
@@ -109,7 +109,7 @@ def _added(each: Sequence[Statement], run: Mechanism) -> Statement:
         run=run,
         parts=tuple(
             PartSummary(
-                one.rounds or 0, one.delta, {view: one.towards(view).epsilon for view in VIEWS}
+                one.rounds or 0, one.delta, {v: one.towards(v).epsilon for v in views_of(run)}
             )
             for one in each
         ),
@@ -126,12 +126,13 @@ def _restated(said: Statement, each: Sequence[Statement], stated: Mechanism) -> 
         server=_view([one.server for one in each], delta),
         third_party=_view([one.third_party for one in each], delta),
         participant=_view([one.participant for one in each], delta),
+        alone=None if said.alone is None else _view([one.towards(ALONE) for one in each], delta),
         paper_third_party=_view([one.paper_third_party for one in each], delta),
         bounds=tuple(_row(same, delta) for same in zip(*(one.bounds for one in each), strict=True)),
         epsilon_by_delta=tuple(
             EpsilonAtDelta(
                 math.fsum(row.delta for row in same),
-                {view: total([row.by_view[view] for row in same]) for view in VIEWS},
+                {v: total([row.by_view[v] for row in same]) for v in views_of(stated)},
             )
             for same in by_delta
         ),
@@ -161,7 +162,16 @@ def _with_spent(said: Statement, each: Sequence[Statement], parts: Sequence[Ledg
         server=replace(said.server, ledger=ledger.epsilon),
         third_party=replace(said.third_party, ledger=ledger.epsilon),
         participant=replace(said.participant, ledger=ledger.epsilon),
+        alone=_spent_alone(said.alone, parts),
     )
+
+
+def _spent_alone(said: ViewGuarantee | None, parts: Sequence[Ledger]) -> ViewGuarantee | None:
+    """The same for a server with which all other sites collude, in runs with secure sums."""
+    if said is None:
+        return None
+    spent = spent_by_users([part.without_secure_sums() for part in parts])
+    return replace(said, ledger=float(spent.max()))
 
 
 def _view(same: Sequence[ViewGuarantee], delta: float) -> ViewGuarantee:
@@ -189,7 +199,7 @@ def _row(same: Sequence[BoundRow], delta: float) -> BoundRow:
 
 def _human(said: Statement, run: Mechanism, groups: tuple[int, ...]) -> dict[str, HumanTerms]:
     """What (Σ ε, Σ δ) means for one person, by view."""
-    spent = {view: said.towards(view).epsilon for view in VIEWS}
+    spent = {view: said.towards(view).epsilon for view in views_of(run)}
     spent["ledger"] = said.ledger.epsilon if said.ledger else None
     found = {}
     for view, epsilon in spent.items():

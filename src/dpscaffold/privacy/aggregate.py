@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dpscaffold.privacy.mechanism import Mechanism
 
 #: At most this many (rate, noise) pairs are evaluated; beyond, neighbours are merged, to the worse
 #: of both.
 MOST_PAIRS = 16
+#: u, the relative rounding error of one operation in float64.
+UNIT_ROUNDOFF = 2.0**-53
 
 
 def worst_steps(run: Mechanism, colluders: int = 0) -> list[tuple[float, float]]:
@@ -29,18 +32,51 @@ def worst_steps(run: Mechanism, colluders: int = 0) -> list[tuple[float, float]]
     ε rises with the rate and falls with the multiplier, so only users that no other one beats in
     both matter; where these are many, neighbours are merged into (larger rate, smaller multiplier).
     """
-    groups = run.groups
-    if run.unit == "user":
-        ratio = np.ones(len(groups))
-        rates = np.ones(len(groups))
-    else:
-        weight = np.array(
-            [g.records if run.weighting == "records" else 1.0 for g in groups], dtype=float
-        )
-        ratio = weight / np.array([g.batch for g in groups], dtype=float)
-        rates = np.array([g.rate for g in groups])
     hiding = max(1, run.cohort_size - colluders)
-    noise = run.noise * _relative(ratio, np.array([g.users for g in groups]), hiding)
+    users = np.array([g.users for g in run.groups])
+    return _front(_rates(run), run.noise * _relative(_ratios(run), users, hiding))
+
+
+def secure_steps(run: Mechanism) -> list[tuple[float, float]]:
+    """The same for one step that is seen through a secure sum."""
+    return _front(_rates(run), run.noise * secure_factors(run))
+
+
+def secure_factors(run: Mechanism) -> NDArray[np.float64]:
+    """What σ_g is to be multiplied by for each group of users, if the server sees only sums.
+
+    In a list A, at least |A| − k members are honest, user i among them. Each adds noise of
+    multiplier σ_g·√((m − k)/(|A| − k)), and the sum of the honest noises is least if the others are
+    the quietest of all. The factor is the smallest over all allowed lengths of A; for equal users
+    it is √(m − k). Float64 sums of a batch may move by 2b²u·C more than C, which is taken off.
+    """
+    assert run.secure is not None
+    k, m = run.secure.colluders, run.cohort_size
+    ratio, users = _ratios(run), np.array([g.users for g in run.groups])
+    lists = [
+        math.sqrt((m - k) / (members - k)) * _relative(ratio, users, members - k)
+        for members in range(run.secure.least, m + 1)
+    ]
+    batches = np.array([g.batch for g in run.groups], dtype=float)
+    factors: NDArray[np.float64] = np.min(lists, axis=0) / (1 + 2 * batches**2 * UNIT_ROUNDOFF)
+    return factors
+
+
+def _ratios(run: Mechanism) -> NDArray[np.float64]:
+    """w_j/b_j of each group's users."""
+    if run.unit == "user":
+        return np.ones(len(run.groups))
+    by_records = run.weighting == "records"
+    return np.array([(g.records if by_records else 1.0) / g.batch for g in run.groups])
+
+
+def _rates(run: Mechanism) -> NDArray[np.float64]:
+    """b_j/R_j of each group's users; with a user as unit nothing is sampled."""
+    return np.array([1.0 if run.unit == "user" else g.rate for g in run.groups])
+
+
+def _front(rates: NDArray[np.float64], noise: NDArray[np.float64]) -> list[tuple[float, float]]:
+    """The (rate, multiplier) pairs that no other pair exceeds in both, at most a few."""
     front: list[tuple[float, float]] = []
     for i in np.lexsort((noise, -rates)):  # rates downwards; only a new low of noise is kept
         if not front or noise[i] < front[-1][1]:

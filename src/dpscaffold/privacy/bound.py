@@ -31,6 +31,29 @@ VIEWS = {
     ),
 }
 
+#: The server once more, for runs with secure sums, if all other users collude with it.
+ALONE = "alone"
+
+
+def views_of(run: Mechanism) -> dict[str, str]:
+    """The adversaries of a run by name, and what each of them sees."""
+    if run.secure is None:
+        return dict(VIEWS)
+    k, least = run.secure.colluders, run.secure.least
+    return {
+        SERVER: (
+            f"a server that may be hostile, together with at most {k} of the sites: it sees the "
+            f"sum of the uploads of each list of at least {least} sites, and who took part"
+        ),
+        ALONE: (
+            "the same server together with all other sites, which leaves a site nothing but its "
+            "own noise; this needs no assumption about cryptography"
+        ),
+        THIRD_PARTY: VIEWS[THIRD_PARTY],
+        PARTICIPANT: VIEWS[PARTICIPANT],
+    }
+
+
 REPEATED = "rounds were run again for the same participants with fresh noise"
 
 Laws = tuple[LossDistribution, ...]
@@ -50,6 +73,7 @@ ACCOUNTED = frozenset(
         *("rounds", "local_steps", "users", "cohort_size", "groups", "membership", "noise"),
         *("clip", "sampling", "unit", "memory", "weighting", "delta", "max_participations"),
         *("may_decline", "hidden_draw", "declared_sizes", "one_sum", "query"),
+        *("secure", "voids"),
     )
 )
 

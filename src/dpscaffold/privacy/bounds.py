@@ -186,6 +186,56 @@ CAP = Bound(
     queries=_WITH_SUMS,
 )
 
+_SECURE = (
+    "the server and at most k of the sites share what they know; the others keep their keys "
+    "and add their noise",
+    "one local step, no memory, uploads rounded after their noise was added in float64",
+    "every attempt is recorded and uses a fresh batch, fresh noise and fresh masks",
+    "computational: nobody breaks X25519, HKDF, ChaCha20 or Ed25519 (SIM-CDP, static corruption)",
+)
+_SECURE_REFERENCE = (
+    "docs/privacy-proofs.md, Theorem 4; Mironov, Pandey, Reingold, Vadhan 2009; Zhu, Dong, Wang "
+    "2022"
+)
+_SECURE_EXPLANATION = (
+    "The server sees only the sum of a list's uploads, which holds the noise of all its honest "
+    "members. Rounding after adding the noise changes nothing that could be measured."
+)
+
+SECURE_SUMS = Bound(
+    name="secure_sums",
+    title="secure sums (PLD)",
+    views=_ALL,
+    theorem=(
+        "multiplier σ_g·√(m − k) for equal users, random participation, and every void attempt "
+        "(docs/privacy-proofs.md, Theorem 4)"
+    ),
+    assumptions=(_DRAW, *_SECURE),
+    reference=_SECURE_REFERENCE,
+    explanation=_SECURE_EXPLANATION,
+    proved_for=(*_RECORDS, *_USERS),
+    condition=laws.secure_condition,
+    laws=laws.secure_laws,
+    repeated=laws.secure_repeated_laws,
+)
+
+SECURE_CAP = Bound(
+    name="secure_cap",
+    title="secure sums, every allowed attempt (PLD)",
+    views=_ALL,
+    theorem=(
+        "adaptive composition of every attempt at multiplier σ_g·√(m − k) for equal users "
+        "(docs/privacy-proofs.md, Theorem 4)"
+    ),
+    assumptions=("none on selection or stopping: both may look at outputs", *_SECURE),
+    reference=_SECURE_REFERENCE,
+    explanation=_SECURE_EXPLANATION,
+    proved_for=(*_RECORDS, *_USERS),
+    condition=laws.secure_condition,
+    laws=laws.secure_cap_laws,
+    repeated=laws.secure_cap_laws,
+)
+
 LEDGER = Bound(
     name="ledger",
     title="ledger (PLD)",
@@ -234,6 +284,8 @@ BOUNDS: dict[str, Bound] = {
         RANDOM_PARTICIPATION_RDP,
         LEDGER,
         CAP,
+        SECURE_SUMS,
+        SECURE_CAP,
         AGGREGATE,
         AGGREGATE_PARTICIPANT,
         USER_SAMPLING,
@@ -281,6 +333,10 @@ def bound_for(run: Mechanism, view: str, repeats: Sequence[int] = (), colluders:
             f"view={view!r} is unknown; give server, third_party, participant or paper_third_party",
         )
     better: tuple[Bound, ...] = ()
+    if run.secure is not None:
+        covered = view != PARTICIPANT or among(run, colluders) <= run.secure.colluders
+        held = covered and SECURE_SUMS.applies(run) is None
+        return SECURE_SUMS if held else RANDOM_PARTICIPATION
     if view == THIRD_PARTY:
         better = (USER_SAMPLING, AGGREGATE)
     elif view == PARTICIPANT:

@@ -15,6 +15,7 @@ from dpscaffold.privacy.mechanism import (
     Query,
     Relation,
     Sampling,
+    SecureTerms,
     Unit,
     Weighting,
     check,
@@ -48,6 +49,8 @@ def describe(
     declared_sizes: bool = False,
     unproved_hooks: Sequence[str] = (),
     query: Query = "gradients",
+    secure: SecureTerms | None = None,
+    voids: int = 0,
 ) -> Mechanism:
     """A :class:`Mechanism` from plain numbers. What is not said counts as the worse case.
 
@@ -73,6 +76,8 @@ def describe(
         declared_sizes: Whether sizes are constants that do not depend on the data.
         unproved_hooks: Functions of the algorithm that no bound is proved for.
         query: What is summed over a batch, ``"gradients"`` or bounded ``"sums"``.
+        secure: Colluders and the shortest list, where the server sees only sums.
+        voids: How many attempts at a round may end without a result.
 
     >>> run = describe(rounds=400, local_steps=50, users=100, cohort_size=20,
     ...                records=4000, batch_sizes=800, noise=60)
@@ -125,6 +130,8 @@ def describe(
         declared_sizes=declared_sizes,
         unproved_hooks=tuple(unproved_hooks),
         query=query,
+        secure=secure,
+        voids=voids,
     )
     check(run)
     return run

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import lru_cache
 
 from dpscaffold.privacy import renyi
-from dpscaffold.privacy.aggregate import worst_steps
+from dpscaffold.privacy.aggregate import secure_factors, secure_steps, worst_steps
 from dpscaffold.privacy.bound import Laws
 from dpscaffold.privacy.loss import LossDistribution
 from dpscaffold.privacy.mechanism import Group, Mechanism
 from dpscaffold.privacy.queries import participation_losses, step_losses
+
+#: s: the noise of every member of a secure sum is at least this many steps of the grid.
+STEPS_OF_NOISE = 2.0**10
+#: Rounding is accounted for models of at most this many parameters, and for ε up to this.
+MOST_PARAMETERS, MOST_EPSILON = 2.0**40, 64.0
 
 DRAW_KNOWN = "who takes part can be known: the seed that draws participants is stored with the run"
 
@@ -32,20 +38,48 @@ def round_laws(run: Mechanism) -> Laws:
 
 
 def participations_laws(run: Mechanism, participations: int, group: Group | None = None) -> Laws:
-    """n participations of K steps each: what a user who took part n times has spent."""
+    """n participations of K steps each: what a user who took part n times has spent towards the
+    server. With secure sums the noise of other members counts, where that is proved."""
+    if run.secure is None or secure_condition(run) is not None:
+        return _own_participations(run, participations, group)
+    if group is None:
+        return secure_cap_laws(replace(run, max_participations=None, voids=0), participations)
+    factor = float(secure_factors(run)[run.groups.index(group)])
+    rate = group.rate if run.unit == "record" else 1.0
+    once = participation_losses(rate, run.noise * factor, run.sampling, run.unit, 1)
+    return _rounded(run, participations, [law.power(participations) for law in once])
+
+
+def _own_participations(run: Mechanism, participations: int, group: Group | None = None) -> Laws:
+    """n participations that are hidden by nothing but a user's own noise."""
     rate = (group or run.worst).rate if run.unit == "record" else 1.0
     laws = participation_losses(rate, run.noise, run.sampling, run.unit, run.local_steps)
     return tuple(law.power(participations) for law in laws)
 
 
 def random_participation_laws(run: Mechanism, rounds: int) -> Laws:
-    """T rounds of random participation."""
-    return tuple(law.power(rounds) for law in round_laws(run))
+    """T rounds of random participation, and every void attempt."""
+    laws = tuple(law.power(rounds) for law in round_laws(run))
+    return _both(laws, _own_participations(run, run.voids)) if run.voids else laws
+
+
+def _both(ones: Laws, others: Laws) -> Laws:
+    """Two sequences of releases, by direction. Powers of one step are on grids whose steps are
+    multiples of each other."""
+
+    def composed(one: LossDistribution, other: LossDistribution) -> LossDistribution:
+        ratio = other.interval / one.interval
+        return one.coarser(round(ratio)).compose(other.coarser(round(1 / ratio)))
+
+    return tuple(composed(*pair) for pair in zip(ones, others, strict=True))
 
 
 def repeated_laws(run: Mechanism, rounds: int, repeats: tuple[int, ...]) -> Laws:
     """A round run 1 + r times on one draw is a loss of (1 + r)·K steps with probability l, else
     0."""
+    if run.voids or run.secure is not None:  # an attempt may be voided because of who took part
+        extra = max(run.voids, sum(repeats))
+        return random_participation_laws(replace(run, voids=extra), rounds)
     laws = []
     rate = run.worst.rate if run.unit == "record" else 1.0
     once = participation_losses(rate, run.noise, run.sampling, run.unit, run.local_steps)
@@ -55,22 +89,25 @@ def repeated_laws(run: Mechanism, rounds: int, repeats: tuple[int, ...]) -> Laws
             # One grid for all: powers of the same step only differ in interval if one had to be
             # coarsened.
             more = law.power(1 + extra).mixed(run.user_ratio).power(repeats.count(extra))
-            ratio = round(more.interval / total.interval)
-            total = total.coarser(ratio).compose(
-                more.coarser(round(total.interval / more.interval))
-            )
+            (total,) = _both((total,), (more,))
         laws.append(total)
     return tuple(laws)
 
 
 def repeated_cap_laws(run: Mechanism, rounds: int, repeats: tuple[int, ...]) -> Laws:
     """Every allowed participation, and every round that was run again."""
-    return participations_laws(run, min(rounds, run.max_participations or rounds) + sum(repeats))
+    return _own_participations(run, allowed_attempts(run, rounds, sum(repeats)))
 
 
 def cap_laws(run: Mechanism, rounds: int) -> Laws:
     """Every allowed participation."""
-    return participations_laws(run, min(rounds, run.max_participations or rounds))
+    return _own_participations(run, allowed_attempts(run, rounds))
+
+
+def allowed_attempts(run: Mechanism, rounds: int, again: int = 0) -> int:
+    """The most attempts that a user takes part in, void ones included; ``again`` is how many
+    rounds were run once more."""
+    return min(rounds, run.max_participations or rounds) + max(run.voids, again)
 
 
 def random_participation_rdp(run: Mechanism, rounds: int, gaussians: tuple[float, ...]) -> float:
@@ -95,6 +132,17 @@ def aggregate_laws(run: Mechanism, rounds: int, colluders: int = 0) -> Laws:
 
 def aggregate_condition(run: Mechanism) -> str | None:
     """Why the noise of the other participants may not be counted, or None."""
+    if run.secure is not None:
+        return "uploads are rounded and added as integers, which the bound 'secure_sums' covers"
+    if reason := _one_step_condition(run):
+        return reason
+    if run.declines is not None:
+        return f"a participant may decline ({run.declines}), and then adds no noise to the sum"
+    return None
+
+
+def _one_step_condition(run: Mechanism) -> str | None:
+    """Why a round is not one sum of Gaussian queries, or None."""
     if run.memory:
         return "users keep a memory between rounds (control variates), which carries earlier noise"
     if run.local_steps > 1:
@@ -107,8 +155,6 @@ def aggregate_condition(run: Mechanism) -> str | None:
             "uploads are not known to be one vector each that is linear in the noised gradient; "
             "two sums of them, or one of anything else, may show a single user's noise"
         )
-    if run.declines is not None:
-        return f"a participant may decline ({run.declines}), and then adds no noise to the sum"
     return None
 
 
@@ -122,6 +168,61 @@ def collusion_condition(run: Mechanism, colluders: int) -> str | None:
     return aggregate_condition(run)
 
 
+def secure_laws(run: Mechanism, rounds: int) -> Laws:
+    """T rounds of random participation and every void attempt, seen through secure sums."""
+    laws: list[LossDistribution] = []
+    for rate, noise in secure_steps(run):
+        once = participation_losses(rate, noise, run.sampling, run.unit, 1)
+        drawn = tuple(law.mixed(run.user_ratio).power(rounds) for law in once)
+        void = tuple(law.power(run.voids) for law in once)
+        laws.extend(_both(drawn, void) if run.voids else drawn)
+    return _rounded(run, rounds + run.voids, laws)
+
+
+def secure_repeated_laws(run: Mechanism, rounds: int, repeats: tuple[int, ...]) -> Laws:
+    """The same where rounds were run again: an attempt may be voided because of who took part, so
+    each counts as a further participation."""
+    return secure_laws(replace(run, voids=max(run.voids, sum(repeats))), rounds)
+
+
+def secure_cap_laws(run: Mechanism, rounds: int, repeats: tuple[int, ...] = ()) -> Laws:
+    """Every attempt that a user may take part in, seen through secure sums."""
+    attempts = allowed_attempts(run, rounds, sum(repeats))
+    laws: list[LossDistribution] = []
+    for rate, noise in secure_steps(run):
+        once = participation_losses(rate, noise, run.sampling, run.unit, 1)
+        laws.extend(law.power(attempts) for law in once)
+    return _rounded(run, attempts, laws)
+
+
+def rounding_cost(members: int, attempts: int) -> float:
+    """What rounding adds to δ(ε), for every ε up to 64 and up to 2⁴⁰ parameters.
+
+    By the Lemma of docs/privacy-proofs.md a coordinate's law is changed by factors within 1 ± η,
+    where log η < log(2(h − 1)) + log 2 − 2π²s²/h. Over n attempts and P parameters δ(ε) grows by
+    at most 2nPη(1 + e^ε), as long as nPη is small.
+
+    >>> rounding_cost(members=100, attempts=400)
+    0.0
+    """
+    log_eta = math.log(4 * max(1, members - 1)) - 2 * math.pi**2 * STEPS_OF_NOISE**2 / members
+    count = math.log(2 * max(1, attempts) * MOST_PARAMETERS) + MOST_EPSILON + 1
+    return math.exp(min(0.0, log_eta + count))
+
+
+def _rounded(run: Mechanism, attempts: int, laws: list[LossDistribution]) -> Laws:
+    """The laws with what rounding costs, counted as an infinite loss."""
+    cost = rounding_cost(run.cohort_size, attempts)
+    return tuple(replace(law, infinite=min(1.0, law.infinite + cost)) for law in laws)
+
+
+def secure_condition(run: Mechanism) -> str | None:
+    """Why secure sums are not proved to hide this run's uploads, or None."""
+    if run.secure is None:
+        return "the server sees every upload; it is for runs with secure sums"
+    return _one_step_condition(run)
+
+
 def user_sampling_laws(run: Mechanism, rounds: int) -> Laws:
     """T rounds in which the protected user is itself what is sampled."""
     noise = run.noise / math.sqrt(run.local_steps)
@@ -132,6 +233,8 @@ def user_sampling_laws(run: Mechanism, rounds: int) -> Laws:
 
 def user_sampling_condition(run: Mechanism) -> str | None:
     """Why sampling users is not a gain here, or None."""
+    if run.secure is not None or run.voids:
+        return "it is not proved for secure sums"
     if run.memory:
         return (
             "users keep a memory between rounds (control variates), so the rounds do not draw "

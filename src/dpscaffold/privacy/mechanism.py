@@ -85,6 +85,19 @@ class Group:
         return self.batch / self.records
 
 
+@dataclass(frozen=True)
+class SecureTerms:
+    """Secure sums: the server sees sums over lists of at least ``least`` users, and at most
+    ``colluders`` users share what they know with it.
+
+    A member of a list A adds noise of multiplier σ_g·√((m − k)/(|A| − k)): σ_g is that of a list of
+    all m who were drawn.
+    """
+
+    colluders: int
+    least: int
+
+
 PAIRS: dict[Relation, str] = {
     "replace-one": "one record of one user replaced by another",
     "zero-out": "one record of one user replaced by an empty one, every R_i staying as it is",
@@ -107,7 +120,9 @@ class Mechanism:
     every upload is one vector, linear in the noised gradient, so that a third party sees nothing
     of a round but one weighted sum. ``unproved_hooks`` names parts of the algorithm with which no
     bound was proved: with any of them there is no guarantee. ``query`` says what is summed; a bound
-    lists the queries that it is proved for. With a user as unit the groups say nothing of R_i.
+    lists the queries that it is proved for. ``secure`` says that the server sees only sums of
+    uploads, and ``voids`` how many attempts at a round may end without a result: each counts as a
+    further participation. With a user as unit the groups say nothing of R_i.
     """
 
     rounds: int
@@ -130,6 +145,8 @@ class Mechanism:
     one_sum: bool = False
     unproved_hooks: tuple[str, ...] = ()
     query: Query = "gradients"
+    secure: SecureTerms | None = None
+    voids: int = 0
 
     @property
     def declines(self) -> str | None:
@@ -207,8 +224,14 @@ class Mechanism:
         return RoundMechanism(self.participation(group), self.user_ratio)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values; :meth:`from_dict` reads them back."""
-        return asdict(self)
+        """Plain JSON values; :meth:`from_dict` reads them back. What belongs to secure sums is left
+        out of other runs."""
+        values = asdict(self)
+        if self.secure is None:
+            del values["secure"]
+        if not self.voids:
+            del values["voids"]
+        return values
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Mechanism:
@@ -218,7 +241,10 @@ class Mechanism:
             groups = tuple(Group(**group) for group in fields.pop("groups"))
             membership = tuple(int(i) for i in fields.pop("membership"))
             hooks = tuple(str(hook) for hook in fields.pop("unproved_hooks"))
-            run = cls(groups=groups, membership=membership, unproved_hooks=hooks, **fields)
+            given = fields.pop("secure", None)
+            secure = None if given is None else SecureTerms(**given)
+            run = cls(groups=groups, membership=membership, unproved_hooks=hooks, secure=secure,
+                      **fields)  # fmt: skip
         except (TypeError, KeyError, ValueError) as error:
             raise PrivacyError(
                 "run-damaged", f"the stored description of the run cannot be read ({error})"
@@ -308,4 +334,20 @@ def check(run: Mechanism) -> None:
         raise PrivacyError(
             "out-of-range",
             f"max_participations={run.max_participations} lets nobody take part; give at least 1",
+        )
+    _check_secure(run)
+
+
+def _check_secure(run: Mechanism) -> None:
+    """Refuse lists in which fewer than two honest members hide each other."""
+    if run.voids < 0:
+        raise PrivacyError(f"voids={run.voids} is no number of attempts; give 0 or more")
+    if run.secure is None:
+        return
+    least, colluders = run.secure.least, run.secure.colluders
+    if colluders < 0 or least - colluders < 2 or least > run.cohort_size:
+        raise PrivacyError(
+            f"secure sums of at least {least} users, {colluders} of them colluders, where "
+            f"{run.cohort_size} take part; give at least 2 more users than colluders, and at most "
+            f"as many as take part"
         )

@@ -83,8 +83,12 @@ def _person(said: Statement) -> str:
 def _given_first(said: Statement, spent: SpentByUsers, run: Mechanism, costs: Sequence[str]) -> str:
     """What was spent given who took part, since the draw was known in advance."""
     each = "Each user" if run.unit == "user" else "Each record"
+    everybody = "everybody"
+    if said.alone is not None:
+        alone = round_up(said.alone.ledger)
+        everybody = f"{_with_colluders(run)} ({alone} if all other sites collude with it)"
     return (
-        f"{each} is protected with epsilon = {round_up(spent.epsilon)} towards everybody, at "
+        f"{each} is protected with epsilon = {round_up(spent.epsilon)} towards {everybody}, at "
         f"delta = {digits_up(run.delta)}{_with(costs)} ({run.neighbours}; given who took part, as "
         f"the draw came from a given seed). Over a draw that nobody chose it would be "
         f"{_over_the_draw(said, run, costs)}."
@@ -104,6 +108,8 @@ def _replacing(
 
 
 def _over_the_draw(said: Statement, run: Mechanism, costs: Sequence[str]) -> str:
+    if said.alone is not None:
+        return _over_the_draw_in_sums(said, said.alone, run, costs)
     outsider = "a third party"
     if said.third_party.bound != RANDOM_PARTICIPATION.name:
         outsider += f" that took no part ({_towards_participants(said.participant)})"
@@ -113,6 +119,25 @@ def _over_the_draw(said: Statement, run: Mechanism, costs: Sequence[str]) -> str
         f"{digits_up(run.delta)}{_with(costs)} ({run.neighbours}; over the random draw of "
         f"participants)"
     )
+
+
+def _over_the_draw_in_sums(
+    said: Statement, alone: ViewGuarantee, run: Mechanism, costs: Sequence[str]
+) -> str:
+    return (
+        f"epsilon = {round_up(said.server.epsilon)} towards {_with_colluders(run)}, and "
+        f"{round_up(alone.epsilon)} if all other sites collude with it, at delta = "
+        f"{digits_up(run.delta)}{_with(costs)} ({run.neighbours}; over the random draw of "
+        f"participants; secure sums, where the first number assumes that nobody breaks X25519, "
+        f"HKDF, ChaCha20 or Ed25519)"
+    )
+
+
+def _with_colluders(run: Mechanism) -> str:
+    """Whom the first ε of a run with secure sums is towards."""
+    k = run.secure.colluders if run.secure is not None else 0
+    helped = f", together with at most {k} of the other sites" if k else ""
+    return f"a server that may be hostile{helped}"
 
 
 def _given(said: Statement, verb: str) -> list[str]:

@@ -7,13 +7,14 @@ import math
 from dataclasses import dataclass, replace
 
 from dpscaffold.privacy.bound import (
+    ALONE,
     PARTICIPANT,
     REPEATED,
     SERVER,
     THIRD_PARTY,
-    VIEWS,
     Bound,
     Laws,
+    views_of,
 )
 from dpscaffold.privacy.bounds import (
     AGGREGATE_PARTICIPANT,
@@ -22,6 +23,8 @@ from dpscaffold.privacy.bounds import (
     LEDGER,
     PAPER_THIRD_PARTY,
     RANDOM_PARTICIPATION,
+    SECURE_CAP,
+    SECURE_SUMS,
     aggregate_among,
     among,
     bound_for,
@@ -72,6 +75,8 @@ class Released:
 
     def bound(self, view: str) -> Bound:
         """The bound that is quoted towards a view."""
+        if view == ALONE:
+            return RANDOM_PARTICIPATION
         return bound_for(self.run, view, self.repeats, self.colluders)
 
     def guaranteed(self, groups: tuple[int, ...], simulated: bool) -> Statement:
@@ -83,11 +88,18 @@ class Released:
             third_party=self.towards(THIRD_PARTY),
             participant=replace(self.towards(PARTICIPANT), colluders=self.colluders),
             paper_third_party=self._published(),
+            alone=self._alone() if self.run.secure is not None else None,
             ledger=self._spent(self.ledger) if self.ledger is not None else None,
             planned=self._planned() if self.ledger is not None else None,
             epsilon_by_delta=self._by_delta(),
             human=self.for_people(groups),
         )
+
+    def _alone(self) -> ViewGuarantee:
+        """What a site's own noise guarantees."""
+        said, ledger = self.towards(ALONE), self.ledger
+        spent = None if ledger is None else ledger.without_secure_sums().largest()
+        return replace(said, ledger=spent, note="all other sites collude with the server")
 
     def _spent(self, ledger: Ledger) -> SpentByUsers:
         """What users spent given who took part."""
@@ -102,7 +114,8 @@ class Released:
         )
 
     def _planned(self) -> PlannedEpsilon:
-        whole = RANDOM_PARTICIPATION.epsilon(self.run, costs=self.costs)
+        bound = bound_for(self.run, SERVER)
+        whole = bound.epsilon(self.run, costs=self.costs)
         return PlannedEpsilon(self.run.rounds, whole)
 
     def for_people(self, groups: tuple[int, ...]) -> dict[str, HumanTerms]:
@@ -111,7 +124,7 @@ class Released:
             view: human_terms(
                 self.bound(view), self.run, self.rounds, self.costs, self.repeats, groups
             )
-            for view in VIEWS
+            for view in views_of(self.run)
         }
         given = ledger_terms(self.ledger, self.costs, groups) if self.ledger is not None else None
         return terms | ({"ledger": given} if given else {})
@@ -121,6 +134,8 @@ class Released:
         # That against participants is for as many as are asked about.
         against = aggregate_among(among(self.run, self.colluders))
         bounds = [against if b is AGGREGATE_PARTICIPANT else b for b in BOUNDS.values()]
+        if self.run.secure is None:
+            bounds = [bound for bound in bounds if bound not in (SECURE_SUMS, SECURE_CAP)]
         return tuple(self._row(bound, reason or self._barred(bound)) for bound in bounds)
 
     def _barred(self, bound: Bound) -> str | None:
@@ -140,7 +155,7 @@ class Released:
             else:
                 reason = bound.applies(run)
                 # The cap holds whatever stopping looks at, so it counts every planned round.
-                counted = run.rounds if bound is CAP else self.rounds
+                counted = run.rounds if bound in (CAP, SECURE_CAP) else self.rounds
                 if not reason:
                     epsilon = bound.epsilon(run, counted, self.costs, self.repeats)
         return BoundRow(
@@ -206,7 +221,7 @@ class Released:
     def _by_delta(self) -> tuple[EpsilonAtDelta, ...]:
         """ε of every view, and given who took part, at several δ, from the run's own down; None
         where it cannot be resolved."""
-        run, bounds = self.run, {view: self.bound(view) for view in VIEWS}
+        run, bounds = self.run, {view: self.bound(view) for view in views_of(self.run)}
         laws = {
             bound: losses(bound, run, self.rounds, self.costs, self.repeats)
             for bound in set(bounds.values())

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from dpscaffold.privacy.bound import THIRD_PARTY, VIEWS, no_guarantee
+from dpscaffold.privacy.bound import THIRD_PARTY, no_guarantee, views_of
 from dpscaffold.privacy.costs import Cost
 from dpscaffold.privacy.human import GROUPS
 from dpscaffold.privacy.ledger import Ledger
@@ -22,6 +22,7 @@ from dpscaffold.privacy.statement_types import (
     PreparationStep,
     QuotedEpsilon,
     RateRange,
+    SecureSummary,
     Statement,
     ViewGuarantee,
 )
@@ -37,6 +38,10 @@ TUNING_OF_A_RELEASE = (
     "Tuning: every run on these records whose results were looked at to choose this plan has spent "
     "privacy of its own, which is not in these numbers. Put them together with `dpscaffold privacy "
     "RUN RUN …`, or choose the plan on public data."
+)
+SIMULATED_SUMS = (
+    "Simulated secure sums: one process adds the uploads and sees each of them. Only a deployed "
+    "federation hides them from the server."
 )
 NOT_PRIVATE = "no guarantee: the run is not private (no clipping, no noise)"
 
@@ -92,7 +97,7 @@ def statement(
     released = Released(run, rounds, ledger, costs, colluders)
     reason = no_guarantee(run) or (NO_NOISE if run.noise == 0.0 else None)
     note = large_delta(run)
-    outside = [SINGLE_UPLOADS, *_outside(preparation, seed_public, ledger, allowed, planned)]
+    outside = [*_of_uploads(run), *_outside(preparation, seed_public, ledger, allowed, planned)]
     said = replace(
         _unprotected(reason) if reason else released.guaranteed(tuple(groups), seed_public),
         simulated=seed_public,
@@ -100,7 +105,7 @@ def statement(
         delta_note=note,
         rounds=rounds,
         mechanism=_mechanism(run),
-        views=dict(VIEWS),
+        views=views_of(run),
         bounds=released.by_bound(reason),
         extra_costs=tuple(CostEntry(c.name, c.noise, c.epsilon, c.delta) for c in costs),
         preprocessing=tuple(step.sentence for step in steps),
@@ -215,11 +220,21 @@ def _unprotected(reason: str) -> Statement:
     )
 
 
+def _of_uploads(run: Mechanism) -> list[str]:
+    """What is said of single uploads; a deployed site may always stay away."""
+    if run.secure is None:
+        return [SINGLE_UPLOADS]
+    return [SIMULATED_SUMS] if run.may_decline is None else []
+
+
 def _mechanism(run: Mechanism) -> MechanismSummary:
     """What is released, in words and numbers."""
     # Of a whole user not even the size may be revealed, and no rate plays a part.
     rates = sorted(group.rate for group in run.groups) if run.unit == "record" else None
     scale = "2C·σ_g" if run.unit == "user" else "2C·σ_g/b"
+    terms, secure = run.secure, None
+    if terms is not None:
+        secure = SecureSummary(terms.colluders, terms.least, run.voids)
     return MechanismSummary(
         unit=run.unit,
         neighbours=run.neighbours,
@@ -237,6 +252,7 @@ def _mechanism(run: Mechanism) -> MechanismSummary:
         weighting=run.weighting,
         max_participations=run.max_participations,
         may_decline=run.declines,
+        secure=secure,
     )
 
 

@@ -129,6 +129,16 @@ class RateRange(JsonRecord):
     max: float
 
 
+@dataclass(frozen=True, eq=False)
+class SecureSummary(JsonRecord):
+    """Secure sums: how many ``colluders`` may help the server, how many members the shortest list
+    has (``least``), and how many attempts may end without a result (``voids``)."""
+
+    colluders: int
+    least: int
+    voids: int
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class MechanismSummary(JsonRecord):
     """What the run releases, in words and numbers.
@@ -144,6 +154,7 @@ class MechanismSummary(JsonRecord):
     - ``weighting``: how users are averaged.
     - ``max_participations``: after that many a user declines; null without a cap.
     - ``may_decline``: when a drawn user may decline; null where none may.
+    - ``secure``: secure sums, where the server sees sums only.
     """
 
     unit: str
@@ -162,6 +173,7 @@ class MechanismSummary(JsonRecord):
     weighting: str
     max_participations: int | None = None
     may_decline: str | None = None
+    secure: SecureSummary | None = optional()
 
 
 @dataclass(frozen=True, eq=False)
@@ -308,6 +320,7 @@ class Statement(JsonRecord):
     - ``views``: the adversaries, by name, and what each sees.
     - ``bounds``: every bound, with its ε or why it does not apply.
     - ``server``, ``third_party``, ``participant``: the guarantee towards each adversary.
+    - ``alone``: the guarantee of a run with secure sums if all other sites collude with the server.
     - ``paper_third_party``: the number of the published formula, for comparison only.
     - ``ledger``: what users spent, given who took part; only of a run.
     - ``planned``: ε if all planned rounds are run; only of a run.
@@ -337,6 +350,7 @@ class Statement(JsonRecord):
     server: ViewGuarantee = field(default_factory=_not_stated)
     third_party: ViewGuarantee = field(default_factory=_not_stated)
     participant: ViewGuarantee = field(default_factory=_not_stated)
+    alone: ViewGuarantee | None = optional()
     paper_third_party: ViewGuarantee = field(default_factory=_not_stated)
     ledger: SpentByUsers | None = optional()
     planned: PlannedEpsilon | None = optional()
@@ -355,8 +369,9 @@ class Statement(JsonRecord):
     journal: JournalHead | None = optional()
 
     def towards(self, view: str) -> ViewGuarantee:
-        """The guarantee towards an adversary: ``server``, ``third_party`` or ``participant``."""
-        return cast(ViewGuarantee, getattr(self, view))
+        """The guarantee towards an adversary: ``server``, ``third_party`` or ``participant``; with
+        secure sums also ``alone``."""
+        return cast(ViewGuarantee, getattr(self, view)) or _not_stated()
 
     @property
     def quotes_ledger(self) -> bool:
@@ -376,8 +391,9 @@ class Statement(JsonRecord):
         return self.quote or "no statement"
 
     def _repr_html_(self) -> str:
-        views = ("server", "third_party", "participant")
-        found = ((view.replace("_", " "), self.towards(view)) for view in views)
+        views = ("server", "alone", "third_party", "participant")
+        names = {"alone": "server and all others"}
+        found = ((names.get(v, v.replace("_", " ")), self.towards(v)) for v in views)
         rows: list[tuple[str, str]] = [
             (f"ε towards the {view}", f"{round_up(said.epsilon)} ({said.bound})")
             for view, said in found

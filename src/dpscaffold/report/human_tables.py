@@ -8,7 +8,12 @@ from dpscaffold.privacy.showing import digits_up, percent, round_up
 from dpscaffold.privacy.statement_types import HumanTerms
 
 #: How the rows are called; ``ledger`` is what was spent given who took part.
-LABELS = {"server": "server", "third_party": "third party", "ledger": "given who took part"}
+LABELS = {
+    "server": "server",
+    "alone": "server and all others",
+    "third_party": "third party",
+    "ledger": "given who took part",
+}
 
 Rows = list[tuple[str, ...]]
 

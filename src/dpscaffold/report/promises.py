@@ -10,6 +10,7 @@ from dpscaffold.report.human_tables import groups_table, terms_table
 #: Whom a guarantee is towards, in words.
 TOWARDS = {
     "server": "the server",
+    "alone": "the server, if all other sites collude with it",
     "third_party": "somebody outside who is given the model",
     "participant": "a site that took part",
 }

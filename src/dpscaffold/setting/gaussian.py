@@ -25,6 +25,7 @@ from dpscaffold.setting.budget import View
 
 if TYPE_CHECKING:
     from dpscaffold.algorithms import Algorithm
+    from dpscaffold.setting.secure import Secure
 
 #: Clip bounds that float32 can hold, together with C/‖g‖ and sums of many gradients of length C.
 _CLIPS = (1e-20, 1e30)
@@ -149,6 +150,7 @@ class Gaussian:
         delta: Delta | None,
         max_participations: int | None = None,
         may_decline: str | None = None,
+        secure: Secure | None = None,
     ) -> Mechanism:
         """A run of this mechanism, as data for the accountant: every run is described here.
 
@@ -164,6 +166,7 @@ class Gaussian:
             delta: δ, or None for the default.
             max_participations: The most rounds that any user takes part in.
             may_decline: Why a drawn user may stay away.
+            secure: Secure sums, where the server sees sums only.
         """
         return describe(
             rounds=rounds,
@@ -187,4 +190,6 @@ class Gaussian:
             declared_sizes=declared
             and self.sampling == "poisson"
             and self.neighbours != "zero-out",
+            secure=None if secure is None else secure.terms(cohort_size),
+            voids=0 if secure is None else secure.voids,
         )

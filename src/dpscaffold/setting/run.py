@@ -17,6 +17,7 @@ from dpscaffold.algorithms.fedavg import add_mean_move
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.roster import Roster
 from dpscaffold.privacy import Mechanism, bound_for, calibrate_noise, charged
+from dpscaffold.privacy.bounds import SECURE_SUMS
 from dpscaffold.privacy.describe import Delta, choose_relation
 from dpscaffold.privacy.drawn import SeedKnowledge
 from dpscaffold.privacy.mechanism import Relation, Sampling
@@ -26,6 +27,7 @@ from dpscaffold.setting.budget import Budget, View
 from dpscaffold.setting.gaussian import Gaussian
 from dpscaffold.setting.identity import describe_algorithm, describe_task
 from dpscaffold.setting.plan import ONE_ROUND, Plan
+from dpscaffold.setting.secure import Secure, SumPlan
 from dpscaffold.tasks import Task
 from dpscaffold.tasks.fitting import check_task
 from dpscaffold.tasks.ridge import ridge_task
@@ -48,6 +50,7 @@ class Setting:
     plan: Plan
     privacy: Gaussian | None = None
     budget: Budget = field(default_factory=Budget)
+    secure: Secure | None = None
     #: M.
     users: int = field(init=False, repr=False, compare=False)
     #: m = ⌊lM⌋.
@@ -93,6 +96,8 @@ class Setting:
                 f"plan.rounds is {plan.rounds}, and the warm start alone takes {self.warm_rounds}; "
                 "use more rounds, set plan.warm_rounds, or choose an algorithm without one",
             )
+        if self.secure is not None:
+            self._check_secure(self.secure)
         self._solve()
 
     def _check_sums(self) -> None:
@@ -144,6 +149,7 @@ class Setting:
             object.__setattr__(self, "privacy", solved.privacy)
             object.__setattr__(self, "mechanism", solved.mechanism)
             object.__setattr__(self, "task", solved.task)
+            object.__setattr__(self, "sums", solved.sums)
 
     def _check_preparation(self) -> None:
         """A secret run must not stand on statistics whose noise can be drawn again from a seed."""
@@ -168,6 +174,68 @@ class Setting:
                 "data.declared_sizes is given, but batches of fixed size need the true sizes; set "
                 "privacy.sampling = 'poisson' or leave the sizes out",
             )
+
+    def _check_secure(self, secure: Secure) -> None:
+        """Secure sums only where they are proved; everything else is refused."""
+        privacy, plan, budget = self.privacy, self.plan, self.budget
+        if privacy is None or privacy.noise == 0:
+            raise BadInput(
+                "secure is given without noise, which sums need; give privacy.noise or "
+                "privacy.epsilon, or leave secure out"
+            )
+        if plan.local_steps != 1:
+            raise BadInput(
+                f"plan.local_steps is {plan.local_steps}, and secure sums are proved for one local "
+                f"step; set plan.local_steps = 1, or leave secure out"
+            )
+        if self.algorithm.memory or self.algorithm.warm_up is not None:
+            raise BadInput(
+                f"algorithm.name is {self.algorithm.name!r}, whose users keep a memory between "
+                f"rounds, and secure sums are not proved for it; use 'fedavg', or leave secure out"
+            )
+        capped = {
+            "max_participations": budget.max_participations,
+            "user_epsilon": budget.user_epsilon,
+        }
+        for name, value in capped.items():
+            if value is not None:
+                raise BadInput(
+                    f"privacy.{name} is {value}, and a site that declines adds no noise to a "
+                    f"secure sum; leave it out, or leave secure out"
+                )
+        secure.smallest_list(self.cohort_size)
+        run = self.describe()
+        reason = None if run is None else SECURE_SUMS.applies(run)
+        if reason is not None:
+            raise BadInput(f"secure sums are not proved for this run: {reason}")
+        _ = self.sums  # refuses numbers that do not fit its integers
+
+    @cached_property
+    def sums(self) -> SumPlan | None:
+        """The secure sums of this run; None where the server sees every upload."""
+        if self.secure is None or self.privacy is None:
+            return None
+        privacy, clip, batches = self.privacy, self.privacy.clip, self.batch_sizes.tolist()
+        if isinstance(clip, str):
+            raise BadInput("privacy.clip is 'median', which has no guarantee; give a number")
+        # A Poisson batch may have more than b records; beyond this margin a sum wraps.
+        wide = privacy.sampling == "poisson" and privacy.unit == "record"
+        weighted = self.plan.weighting == "records"
+        return SumPlan.of(
+            self.secure,
+            weights=[float(size) if weighted else 1.0 for size in self.roster.sizes],
+            deviations=[float(privacy.scale(clip, batch)) for batch in batches],
+            bounds=[clip * (1 + (10 / math.sqrt(b) + 10 / b) * wide) for b in batches],
+            participants=self.cohort_size,
+            noise=privacy.noise,
+        )
+
+    def privacy_in(self, members: int) -> Gaussian | None:
+        """The mechanism of a participant where this many take part: in a secure sum, the noise
+        follows the list."""
+        if self.sums is None or self.privacy is None or members == self.cohort_size:
+            return self.privacy
+        return replace(self.privacy, noise=self.sums.noise_for(members))
 
     @cached_property
     def sizes(self) -> Tensor:
@@ -209,6 +277,7 @@ class Setting:
             "privacy.sampling": self.sampling,
             "privacy.unit": privacy.unit if privacy else None,
             "privacy.clip": isinstance(privacy.clip, str) if privacy else None,
+            "secure": self.secure,
         }
 
     def known(self, users: Sequence[int], round: int = 1) -> Known:
@@ -274,6 +343,7 @@ class Setting:
             delta=budget.delta if delta is None else delta,
             max_participations=budget.max_participations,
             may_decline=budget.declines,
+            secure=self.secure,
         )
 
     def calibrated(self, epsilon: float, view: View | None = None) -> Setting:
@@ -292,6 +362,8 @@ class Setting:
         for name, value in (("noise", noise), ("epsilon", None), ("view", None)):
             object.__setattr__(privacy, name, value)
         object.__setattr__(solved, "privacy", privacy)
+        solved.__dict__.pop("sums", None)  # its grid depends on the noise
+        _ = solved.sums
         object.__setattr__(solved, "mechanism", replace(run, noise=noise))
         solved._set_sums()
         return solved
@@ -306,6 +378,8 @@ class Setting:
         limits: dict[str, Any] = {}
         if self.privacy:
             limits = {"privacy": _fields(self.privacy), "budget": _given(_fields(self.budget))}
+        if self.secure is not None:
+            limits["secure"] = _given(_fields(self.secure))
         return {
             "data": {"source": "python", "title": self.roster.title},
             "task": describe_task(self.task),
@@ -315,7 +389,7 @@ class Setting:
         }
 
 
-def _fields(value: Plan | Gaussian | Budget) -> dict[str, Any]:
+def _fields(value: Plan | Gaussian | Budget | Secure) -> dict[str, Any]:
     """The fields that were given, by name."""
     return {f.name: getattr(value, f.name) for f in fields(value) if f.init}
 

@@ -36,6 +36,7 @@ import numpy as np
 
 from dpscaffold.checks import whole
 from dpscaffold.errors import BadInput
+from dpscaffold.privacy.mechanism import SecureTerms
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -52,7 +53,7 @@ class Secure:
     """The server sees sums of uploads and no single upload.
 
     The guarantee holds towards a server that may be hostile, together with at most ``colluders``
-    of the sites (docs/privacy-proofs.md, Theorem 3). Every participant of a list A of sites then
+    of the sites (docs/privacy-proofs.md, Theorem 4). Every participant of a list A of sites then
     needs √(|A| − k) times less noise for the same ε.
 
     Args:
@@ -99,6 +100,10 @@ class Secure:
                 f"more take part, or lower secure.colluders",
             )
         return least
+
+    def terms(self, participants: int) -> SecureTerms:
+        """What the accountant has to know."""
+        return SecureTerms(self.colluders, self.smallest_list(participants))
 
     def deviation(self, multiplier: float, sensitivity: float, members: int) -> float:
         """zΔ/√(|A| − k), the standard deviation of one member's noise in a list of ``members``.

@@ -26,13 +26,15 @@ class Batch:
     ``labels`` (U, B), which are classes in int64 or numbers in float32, ``weight`` (U, B) with 0
     for padding (None: all 1), and ``squares`` (U, B), the squared norms of the feature rows where
     they are known already (infinite where they overflow float32: such rows are measured again).
-    ``tame`` says that none of these is extreme, so that a GPU need not guard against it."""
+    ``tame`` says that none of these is extreme, so that a GPU need not guard against it. ``exact``
+    asks for sums over the records in float64 (:func:`sums_exactly`)."""
 
     features: Tensor
     labels: Tensor
     weight: Tensor | None = None
     squares: Tensor | None = None
     tame: bool = False
+    exact: bool = False
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,12 @@ def apart(task: Task) -> bool:
     Those that say nothing are computed by one thread at a time.
     """
     return bool(getattr(task, "apart", False))
+
+
+def sums_exactly(task: Task) -> bool:
+    """Whether a task says that it clips float32 gradients and adds them up in float64 where a batch
+    asks for it (an attribute ``exact``). Others are given all numbers in float64."""
+    return bool(getattr(task, "exact", False))
 
 
 def stacked_scores(task: Task, models: Tensor, features: Tensor) -> Tensor:

@@ -57,7 +57,8 @@ class LayerOuter:
     are known already.
 
     With ``bias`` a 1 follows each a without being stored; ``ones`` takes its place once wild rows
-    are rescaled. ``tame`` says that all of ``known`` are between 1e-20 and :data:`TAME`.
+    are rescaled. ``tame`` says that all of ``known`` are between 1e-20 and :data:`TAME`, ``exact``
+    asks for a sum in float64.
     """
 
     left: Tensor
@@ -66,6 +67,7 @@ class LayerOuter:
     bias: bool = False
     ones: Tensor | None = None
     tame: bool = False
+    exact: bool = False
 
     def squares(self) -> Tensor:
         """‖a‖² of every record, (U, B)."""
@@ -76,10 +78,13 @@ class LayerOuter:
 
     def total(self) -> Tensor:
         """Σ_j δ_j·a_jᵀ of every user, (U, R, D), or (U, R, D+1) with a bias."""
-        total = torch.bmm(self.left, self.right.transpose(1, 2))
+        left, right = self.left, self.right.transpose(1, 2)
+        if self.exact:
+            left, right = left.double(), right.double()
+        total = torch.bmm(left, right)
         if not self.bias:
             return total
-        last = self.left if self.ones is None else self.left * self.ones[:, None, :]
+        last = left if self.ones is None else left * self.ones[:, None, :]
         return torch.cat([total, last.sum(2, keepdim=True)], dim=2)
 
     def length(self, user: Tensor, record: Tensor) -> Tensor:

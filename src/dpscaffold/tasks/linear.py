@@ -62,6 +62,11 @@ class Linear:
         """What comes of a user is the same next to any others, and in any thread."""
         return True
 
+    @property
+    def exact(self) -> bool:
+        """Sums are in float64 where a batch asks for it."""
+        return True
+
     def prepare(self, features: Tensor) -> Tensor:
         """Add the column of ones."""
         return with_ones(features)
@@ -91,6 +96,6 @@ class Linear:
         users, inputs = params.shape[0], batch.features.transpose(1, 2)
         weights = params.view(users, self.outputs, self.features + 1)
         errors = self.loss.errors(torch.bmm(weights, inputs), batch.labels)
-        gradients = LayerOuter(errors, inputs, batch.squares, tame=batch.tame)
+        gradients = LayerOuter(errors, inputs, batch.squares, tame=batch.tame, exact=batch.exact)
         bound = clip_outer([gradients], batch.weight, clip)
         return ClippedSum(gradients.total().view(users, -1), bound)

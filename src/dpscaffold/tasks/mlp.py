@@ -80,6 +80,11 @@ class Mlp:
         """What comes of a user is the same next to any others, and in any thread."""
         return True
 
+    @property
+    def exact(self) -> bool:
+        """Sums are in float64 where a batch asks for it."""
+        return True
+
     def prepare(self, features: Tensor) -> Tensor:
         """Add the column of ones."""
         return with_ones(features)
@@ -122,8 +127,8 @@ class Mlp:
         back = torch.bmm(second[..., :-1].transpose(1, 2), errors)
         back *= hidden > 0
         layers = [
-            LayerOuter(back, inputs, batch.squares, tame=batch.tame),
-            LayerOuter(errors, hidden, bias=True),
+            LayerOuter(back, inputs, batch.squares, tame=batch.tame, exact=batch.exact),
+            LayerOuter(errors, hidden, bias=True, exact=batch.exact),
         ]
         bound = clip_outer(layers, batch.weight, clip)
         return ClippedSum(torch.cat([layer.total().flatten(1) for layer in layers], dim=1), bound)

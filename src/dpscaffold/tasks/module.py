@@ -129,7 +129,7 @@ class ModuleTask:
     def _score(self, params: Parameters, row: Tensor) -> Tensor:
         """The scores (classes,) of one record (D,), with parameters by name."""
         rows = row[None] if self.shape is None else row.reshape(1, *self.shape)
-        constants = {key: value.to(row.device) for key, value in self.constants.items()}
+        constants = {key: _alike(value, row) for key, value in self.constants.items()}
         scores: Tensor = functional_call(self.module, (dict(params), constants), (rows,))[0]
         return scores
 
@@ -146,6 +146,11 @@ class ModuleTask:
 
         gradients: Tensor = vmap(grad(loss))(params, features, batch.labels, weight)
         return gradients
+
+
+def _alike(constant: Tensor, row: Tensor) -> Tensor:
+    """A constant on a record's device and, unless it is an integer, in its precision."""
+    return constant.to(row) if constant.is_floating_point() else constant.to(row.device)
 
 
 def _scores_of_last_layer(module: nn.Module) -> int:

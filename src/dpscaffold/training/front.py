@@ -18,6 +18,7 @@ from dpscaffold.setting import Setting
 from dpscaffold.setting.budget import Budget
 from dpscaffold.setting.gaussian import Gaussian
 from dpscaffold.setting.plan import Plan
+from dpscaffold.setting.secure import Secure
 from dpscaffold.tasks import Task
 from dpscaffold.tasks.fitting import require_task
 from dpscaffold.training.events import CallbackListener, Listener, ListenerList, silence
@@ -38,6 +39,7 @@ def train(
     privacy: Gaussian | None = None,
     *,
     budget: Budget | None = None,
+    secure: Secure | None = None,
     engine: str = "simulator",
     device: str = "cpu",
     optimum: bool = False,
@@ -68,6 +70,7 @@ def train(
         plan: Rounds, local steps, sampling rates and step sizes.
         privacy: Clipping and noise; None trains without privacy.
         budget: Limits of what may be spent, and δ.
+        secure: Let the server see sums of uploads only, such as ``Secure(colluders=1)``.
         engine: ``"simulator"`` (fast), or ``"loop"`` (the slow reference implementation).
         device: ``"cpu"``, ``"cuda"``, ``"cuda:N"`` or ``"auto"``.
         optimum: Also compute the central optimum x*, and report the distance to it.
@@ -108,6 +111,7 @@ def train(
         plan=plan,
         privacy=privacy,
         budget=budget,
+        secure=secure,
         stopping=stopping,
         out=out,
     )
@@ -117,7 +121,7 @@ def train(
     if out is None:
         require_folder(release, budget.file)
     data = federation if federation.mapped else federation.validated()
-    setting = Setting(data.roster, task, algorithm, plan, privacy, budget)
+    setting = Setting(data.roster, task, algorithm, plan, privacy, budget, secure)
     if release:
         setting, config = _for_release(setting, data, config, allow)
     elif allow:
@@ -153,6 +157,7 @@ _KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
     "plan": (Plan, "a plan, such as Plan(rounds=100)"),
     "privacy": (Gaussian, "Gaussian(clip=1.0, epsilon=2.0), or None for a run without privacy"),
     "budget": (Budget, "a budget, such as Budget(delta=1e-5)"),
+    "secure": (Secure, "Secure(colluders=1), or None where the server sees every upload"),
     "stopping": (Stopping, "Stopping('public.csv', label='outcome')"),
     "out": ((str, Path), "the path of a run folder"),
 }

@@ -51,7 +51,7 @@ def keys() -> list[Key]:
     from dpscaffold.algorithms import ALGORITHMS, SERVERS
     from dpscaffold.config.algorithm import AlgorithmSettings
     from dpscaffold.config.plan import FactsSettings, PlanSettings, StoppingSettings
-    from dpscaffold.config.privacy import PrivacySettings
+    from dpscaffold.config.privacy import PrivacySettings, SecureSettings
     from dpscaffold.config.task import TaskSettings
     from dpscaffold.data.config import SOURCES
     from dpscaffold.data.preprocessing import STEPS
@@ -69,6 +69,7 @@ def keys() -> list[Key]:
         found += argument_keys("algorithm", name, factory, skip=("base",))
     found += model_keys("plan", "", PlanSettings)
     found += model_keys("privacy", "", PrivacySettings)
+    found += model_keys("secure", "", SecureSettings)
     found += model_keys("facts", "", FactsSettings)
     found += model_keys("stopping", "", StoppingSettings)
     found += model_keys("tune", "", TuneSettings)

@@ -16,6 +16,7 @@ TITLES = {
     "algorithm": "`[algorithm]`: the federated algorithm",
     "plan": "`[plan]`: rounds, steps and sampling",
     "privacy": "`[privacy]`: clipping, noise and budget",
+    "secure": "`[secure]`: let the server see sums of uploads only",
     "facts": "`[facts]`: what is public about the data (`dpscaffold plan`)",
     "stopping": "`[stopping]`: end a run early by public rows (`dpscaffold train`)",
     "tune": "`[tune]`: which values are tried (`dpscaffold tune`)",
@@ -40,7 +41,7 @@ a file with all defaults. `--set table.key=value` overrides a key for one run, a
 | file | used by | tables |
 | --- | --- | --- |
 | configuration | `train`, `plan`, `tune`, `audit`, … | `[data]`, `[task]`, `[algorithm]`, \
-`[plan]`, `[privacy]`; optional: `[facts]`, `[stopping]`, `[tune]` |
+`[plan]`, `[privacy]`; optional: `[secure]`, `[facts]`, `[stopping]`, `[tune]` |
 | a server's plan | `server run`, `site check --offer` | `[schema]`, `[task]`, `[algorithm]`, \
 `[plan]`, `[privacy]`, `[deploy]`; optional: `[evaluate]` |
 | `federation.toml` | `provision` | only keys |
@@ -143,7 +144,7 @@ _GIVEN: dict[str, Any] = {
     "schema.class_names": ["no", "yes"],
 }
 #: Tables that an annotated example only mentions.
-_OPTIONAL = ("facts", "stopping", "evaluate")
+_OPTIONAL = ("secure", "facts", "stopping", "evaluate")
 
 
 def annotated(found: Sequence[Key]) -> str:
@@ -153,7 +154,7 @@ def annotated(found: Sequence[Key]) -> str:
         "# dpscaffold train annotated.toml; written by python -m dpscaffold.config.reference.",
         "",
     ]
-    tables = ("data", "task", "algorithm", "plan", "privacy", "facts", "stopping")
+    tables = ("data", "task", "algorithm", "plan", "privacy", "secure", "facts", "stopping")
     return "\n".join([*head, *_tables(found, tables, ("", "synthetic"))])
 
 

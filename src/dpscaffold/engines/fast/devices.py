@@ -61,11 +61,14 @@ def draws_on(device: torch.device, rows: Sequence[Row]) -> bool:
     """Whether these rows draw on the device: a GPU, with streams that anyone may repeat.
 
     Secret runs keep the cipher of the CPU, and an experiment's own streams stay where they are.
+    Work that is recorded does not know secure sums.
     """
-    return device.type == "cuda" and all(
-        type(row.randomness) is Randomness and not row.randomness.secret and row.declared is None
-        for row in rows
-    )
+    return device.type == "cuda" and all(_draws_itself(row) for row in rows)
+
+
+def _draws_itself(row: Row) -> bool:
+    plain = type(row.randomness) is Randomness and not row.randomness.secret
+    return plain and row.declared is None and row.sums is None
 
 
 def _width(rows: Sequence[Row], most: int) -> int:

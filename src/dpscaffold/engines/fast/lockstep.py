@@ -379,7 +379,8 @@ def _of_users(table: Tensor, users: Tensor) -> Tensor:
 def _row(setting: Setting, stream: Randomness) -> Row:
     """A participant of a run: all are alike."""
     size, batch = int(setting.sizes[0]), int(setting.batch_sizes[0])
-    return Row(0, size, batch, setting.plan, setting.privacy, stream, declared=setting.declared(0))
+    given = (setting.plan, setting.privacy, stream)
+    return Row(0, size, batch, *given, declared=setting.declared(0), sums=setting.sums)
 
 
 def _fit_at_once(settings: Sequence[Setting], worker: Worker) -> bool:

@@ -13,6 +13,7 @@ from dpscaffold.privacy.mechanism import Sampling
 from dpscaffold.randomness.streams import Batches, Randomness, in_threads
 from dpscaffold.setting.gaussian import Gaussian
 from dpscaffold.setting.plan import Plan
+from dpscaffold.setting.secure import SumPlan
 
 #: How many numbers of noise are drawn together.
 NOISE_BLOCK = 1 << 22
@@ -29,7 +30,7 @@ class Row:
     """One participant of one run: user i with its R_i records and b_i, under a plan and a
     mechanism. Rows of several runs may be stacked if they agree in all but numbers; ``run`` tells
     them apart. ``declared`` is the size that represents R_i in the rate of Poisson batches, and
-    ``round`` decides on the step size.
+    ``round`` decides on the step size. With ``sums`` the upload is integers of a secure sum.
     """
 
     user: int
@@ -41,6 +42,7 @@ class Row:
     run: int = 0
     declared: int | None = None
     round: int = 1
+    sums: SumPlan | None = None
 
     @property
     def sampling(self) -> Sampling:

@@ -25,7 +25,8 @@ from dpscaffold.engines.participation.drawing import (
     step_sizes,
 )
 from dpscaffold.engines.participation.records import LocalRecords
-from dpscaffold.engines.participation.steps import Scales, local_steps
+from dpscaffold.engines.participation.steps import Scales, local_steps, noised_mean
+from dpscaffold.errors import BadInput
 from dpscaffold.randomness.streams import NoiseStreams
 from dpscaffold.setting.gaussian import Gaussian
 from dpscaffold.tasks import Batch, Clip, Task
@@ -46,8 +47,10 @@ def participate(
 
     ``drawn`` are the batches of the distinct rows where they were drawn ahead. A GPU draws for
     itself, unless the run is secret, and records its work where it is given ``graphs``; with
-    ``cut`` it is not waited for.
+    ``cut`` it is not waited for. Rows of a secure sum upload integers.
     """
+    if rows[0].sums is not None:
+        return secure_upload(task, rows, records, broadcast, drawn)
     if drawn is None and draws_on(records.device, rows) and understood(phase):
         return on_device(task, phase, rows, records, broadcast, memory, graphs, cut)
     scales = scales_of(rows, records.device)
@@ -58,6 +61,32 @@ def participate(
         return phase.finish(local, at)
     batches = noised_batches(broadcast.round, rows, records, task.parameters, drawn)
     return local_steps(task, phase, at, batches, scales)
+
+
+def secure_upload(
+    task: Task,
+    rows: Sequence[Row],
+    records: LocalRecords,
+    broadcast: Broadcast,
+    drawn: Indices | None = None,
+) -> tuple[Upload, Slots]:
+    """The noised batch means of these rows at x as integers of their runs' sums, (U, P) int64.
+
+    Every row's mechanism has the noise of the list that takes part
+    (:meth:`~dpscaffold.setting.secure.SumPlan.noise_for`).
+    """
+    scales, size = scales_of(rows, records.device), task.parameters
+    batches = noised_batches(broadcast.round, rows, records, size, drawn)
+    means = [noised_mean(task, broadcast.params, *step, scales) for step in batches]
+    if len(means) != 1:
+        raise BadInput(f"plan.local_steps is {len(means)}, and a secure sum has one step; give 1")
+    integers = torch.empty_like(means[0], dtype=torch.int64)
+    for sums in {id(row.sums): row.sums for row in rows}.values():
+        if sums is None:
+            raise BadInput("rows with and without secure sums cannot be computed together")
+        mine = [place for place, row in enumerate(rows) if row.sums is sums]
+        integers[mine] = sums.quantise([rows[place].user for place in mine], means[0][mine])
+    return Upload(integers), {}
 
 
 def _column(device: torch.device, values: Sequence[float]) -> Tensor:

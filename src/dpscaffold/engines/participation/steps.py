@@ -4,16 +4,19 @@ once."""
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from dpscaffold.algorithms import Algorithm, Known, Local, Participant, Slots, Upload
+from dpscaffold.errors import BadInput
 from dpscaffold.privacy.mechanism import Sampling, Unit
 from dpscaffold.randomness.csprng import on_grid
 from dpscaffold.tasks import Batch, Clip, Task
+from dpscaffold.tasks.base import sums_exactly
 
 
 @dataclass(frozen=True)
@@ -82,14 +85,58 @@ def noised_query(
     query = clipped.total / scales.divisor
     if clipped.bound is None:
         return query
-    if scales.unit == "user" and scales.sampling == "poisson":
-        # In float64: the squares of float32 numbers would overflow or vanish.
-        norms = torch.linalg.vector_norm(query, dim=1, keepdim=True, dtype=torch.float64)
-        bound = clipped.bound[:, None].double()
-        query *= torch.where(norms > bound, bound / norms, 1.0)
+    query = _bounded(query, clipped.bound, scales)
     if normals is None or scales.noise is None:
         return query
     return add_noise(query, scales.spread(clipped.bound), normals)
+
+
+def noised_mean(
+    task: Task, params: Tensor, batch: Batch, normals: Tensor | None, scales: Scales
+) -> Tensor:
+    """The same for a secure sum: added up in float64, and not rounded to any grid yet.
+
+    In float32 the rounding of a sum of b gradients may move it by 2b²·2⁻²⁴·C more than C: 3 % at
+    b = 500. In float64 it is 6·10⁻¹¹, which the accountant takes off.
+    """
+    if not isinstance(scales.clip, Tensor) or scales.noise is None or normals is None:
+        raise BadInput("a secure sum needs a fixed clip and noise; give privacy.clip and noise")
+    if sums_exactly(task):
+        clipped = task.clipped_sum(params, replace(batch, exact=True), scales.clip)
+    else:
+        clipped = task.clipped_sum(params.double(), _in_double(batch), scales.clip.double())
+    if clipped.total.dtype != torch.float64:
+        raise BadInput(
+            f"the task {task.name!r} sums gradients in {clipped.total.dtype}, and secure sums need "
+            f"float64; let clipped_sum keep the type of its arguments"
+        )
+    mean = _bounded(clipped.total / scales.divisor.double(), scales.clip, scales)
+    return mean.addcmul_(scales.spread(scales.clip).double(), normals.double())
+
+
+def _bounded(query: Tensor, clip: Tensor, scales: Scales) -> Tensor:
+    """Means (U, P), rescaled to norm at most C (U,) where a Poisson sum stands for a whole user."""
+    if scales.unit == "user" and scales.sampling == "poisson":
+        # In float64: the squares of float32 numbers would overflow or vanish.
+        norms = torch.linalg.vector_norm(query, dim=1, keepdim=True, dtype=torch.float64)
+        bound = clip[:, None].double()
+        query *= torch.where(norms > bound, bound / norms, 1.0)
+    return query
+
+
+def _in_double(batch: Batch) -> Batch:
+    """The batch with all numbers but class labels in float64."""
+
+    def double(values: Tensor | None) -> Tensor | None:
+        return values if values is None or not values.is_floating_point() else values.double()
+
+    return replace(
+        batch,
+        features=batch.features.double(),
+        labels=cast("Tensor", double(batch.labels)),
+        weight=double(batch.weight),
+        squares=double(batch.squares),
+    )
 
 
 def add_noise(query: Tensor, spread: Tensor, normals: Tensor) -> Tensor:

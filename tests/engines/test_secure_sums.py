@@ -1,0 +1,272 @@
+"""Secure sums in the simulator: integers that agree between engines, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from small import (
+    CPU,
+    ENGINES,
+    EQUAL,
+    TASKS,
+    UNEQUAL,
+    Driven,
+    Trial,
+    federation,
+    final,
+    setting,
+    simulator,
+)
+
+from dpscaffold import Budget, Gaussian, Logistic, Plan, Secure, fedavg, fedprox, train
+from dpscaffold.algorithms import Broadcast, Upload, with_momentum
+from dpscaffold.engines import Draw, Hardware, Simulator
+from dpscaffold.engines.aggregate import SecureAggregate
+from dpscaffold.engines.fast import devices, lockstep
+from dpscaffold.engines.fast.lockstep import Lockstep
+from dpscaffold.engines.participation.steps import Scales, noised_mean
+from dpscaffold.errors import BadInput
+from dpscaffold.tasks import Batch
+
+ONE_STEP = {"local_steps": 1, "user_ratio": 1.0, "data_ratio": 1 / 3}
+PRIVATE = ["fixed", "poisson", "user", "user-poisson"]
+
+
+def secure(
+    task: str = "logistic",
+    privacy: str | Gaussian = "fixed",
+    algorithm: object = "fedavg",
+    sizes: tuple[int, ...] = UNEQUAL,
+    sums: Secure | None = Secure(1),  # noqa: B008
+    **plan: object,
+) -> Trial:
+    """A run of one local step of all users, with secure sums."""
+    run = setting(algorithm, task, privacy, federation(sizes), **{**ONE_STEP, **plan})
+    return replace(run, secure=sums)
+
+
+@pytest.fixture
+def integers(monkeypatch):
+    """What is added up, (users, P) a round, in the order of the users."""
+    seen: list[dict[int, list[int]]] = []
+    first, add = SecureAggregate.__init__, SecureAggregate.add
+
+    def begin(self, *given):
+        seen.append({})
+        first(self, *given)
+
+    def watch(self, users, uploads):
+        assert uploads.params.dtype == torch.int64
+        seen[-1].update(zip(users, uploads.params.tolist(), strict=True))
+        add(self, users, uploads)
+
+    monkeypatch.setattr(SecureAggregate, "__init__", begin)
+    monkeypatch.setattr(SecureAggregate, "add", watch)
+    return seen
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("privacy", PRIVATE)
+@pytest.mark.parametrize("weighting", ["uniform", "records"])
+def test_engines_add_the_same_integers(task, privacy, weighting, integers):
+    """An upload differs by one step of the grid at most, where a float32 gradient is rounded."""
+    if weighting == "records" and privacy.startswith("user"):
+        pytest.skip("weights by records reveal a user's size")
+    run = secure(task, privacy, weighting=weighting, rounds=2)
+    for engine in ENGINES:
+        final(engine, run, rounds=1)
+    one, two = (np.array([seen[user] for user in sorted(seen)]) for seen in integers)
+    assert one.shape == (run.users, run.task.parameters)
+    assert np.abs(one - two).max() <= 1 and (one != two).mean() < 0.02
+
+
+@pytest.mark.parametrize("privacy", PRIVATE)
+@pytest.mark.parametrize(
+    "algorithm", [fedavg(), fedprox(0.3), with_momentum(fedavg(), 0.5)], ids=lambda a: a.shown
+)
+def test_a_secure_run_is_the_plain_run_up_to_the_grid(privacy, algorithm):
+    """The same draws and the same noise: only the rounding to σ/2¹⁰ differs."""
+    run = secure("logistic", privacy, algorithm, averaging="tail")
+    plain, summed = (final("simulator", r) for r in (replace(run, secure=None), run))
+    assert not torch.equal(plain.params, summed.params)
+    spread = float(torch.as_tensor(run.known(range(run.users)).spread).max())
+    step = spread * run.plan.step_size
+    assert float((plain.params - summed.params).abs().max()) < 8 * step / 2**10
+    assert float((plain.output - summed.output).abs().max()) < 8 * step / 2**10
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 5])
+def test_chunks_devices_and_order_change_no_bit(chunk, integers):
+    """Integers add up alike in any order."""
+    run = secure("logistic", "poisson")
+    whole = final("simulator", run)
+    parts = Simulator([run], [run.federation], Hardware((CPU, CPU), chunk=chunk))
+    found = Driven(parts).drive().reached
+    assert torch.equal(whole.params, found.params)
+    assert integers[0] == integers[run.plan.rounds]
+
+
+def test_a_stack_of_secure_runs_is_each_of_them():
+    """Runs with other noise, and so other grids, share a stack."""
+    runs = [secure(privacy=Gaussian(0.7, noise), sizes=EQUAL) for noise in (0.8, 30.0)]
+    assert runs[0].sums.grid != runs[1].sums.grid
+    together = Driven(simulator(runs)).drive().all_reached
+    for run, found in zip(runs, together, strict=True):
+        assert torch.equal(found.params, final("simulator", run).params)
+    with pytest.raises(BadInput, match="cannot be stacked: secure"):
+        simulator([runs[0], replace(runs[1], secure=Secure(2))])
+
+
+def test_the_noise_follows_the_list(integers):
+    """With fewer members each adds more noise, as the plan says; below least there is no round."""
+    run = secure(sizes=EQUAL, sums=Secure(1, least=4), privacy=Gaussian(1e-9, 1e6))
+    spreads = {}
+    for count in (6, 4):
+        integers.clear()
+        for engine in ENGINES:
+            drawn = np.arange(6)
+            ENGINES[engine](run).round(Draw(drawn, drawn[:count]))
+        each = [np.array(list(seen.values())) for seen in integers]
+        assert np.abs(each[0] - each[1]).max() <= 1
+        spreads[count] = each[0][0].astype(float)
+    assert np.abs(spreads[4] - spreads[6] * (5 / 3) ** 0.5).max() < 2  # both were rounded
+    with pytest.raises(BadInput, match="the list has 3 members"):
+        ENGINES["simulator"](run).round(Draw(np.arange(6), np.arange(3)))
+
+
+def test_a_missing_upload_leaves_no_sum():
+    """All or nothing."""
+    run = secure()
+    state = ENGINES["simulator"](run).states[0]
+    draw = Draw(np.arange(6), np.arange(6))
+    made = SecureAggregate(run, run.sums, draw, Broadcast(1, state.params), run.algorithm)
+    made.add([0, 1], Upload(torch.zeros(2, run.task.parameters, dtype=torch.int64)))
+    with pytest.raises(BadInput, match="2 of 6 uploads"):
+        made.gathered()
+    with pytest.raises(BadInput, match="one vector of integers"):
+        made.add([2], Upload(torch.zeros(1, run.task.parameters)))
+
+
+def test_sums_are_in_float64():
+    """Small gradients next to a large one: float32 would lose them."""
+    large = torch.tensor([[[1.0]] + [[2.0**-25]] * 512])
+    batch = Batch(large, torch.zeros(1, 513, dtype=torch.long), tame=False)
+    one = torch.ones(1, 1)
+    task = Logistic(0, 2)
+    scales = Scales(one, one, one, 1, one, clip=torch.tensor([10.0]), noise=one)
+    found = noised_mean(task, torch.zeros(1, 2), batch, torch.zeros(1, 2), scales)
+    assert found.dtype == torch.float64
+    assert float(found[0, 1]) == 0.5 * (1 + 512 * 2.0**-25)
+
+
+def test_a_task_that_cannot_is_refused():
+    """A task that adds up in float32 whatever it is given."""
+
+    class Single(Logistic):
+        def clipped_sum(self, params, batch, clip):
+            made = super().clipped_sum(params, batch, clip)
+            return replace(made, total=made.total.float())
+
+    data = federation(EQUAL)
+    run = Trial.of(data, Single(4, 3), fedavg(), Plan(rounds=1, local_steps=1, user_ratio=1.0),
+                   Gaussian(), secure=Secure(1))  # fmt: skip
+    with pytest.raises(BadInput, match="secure sums need float64"):
+        final("simulator", run)
+
+
+def test_recorded_rounds_leave_secure_sums_to_the_simulator():
+    """The lockstep engine does not know integers."""
+    run = secure(sizes=EQUAL)
+
+    class Cuda:
+        type = "cuda"
+
+    row = lockstep._row(run, run.randomness())
+    plain = lockstep._row(replace(run, secure=None), run.randomness())
+    assert devices.draws_on(Cuda(), [plain]) and not devices.draws_on(Cuda(), [row])
+    assert Lockstep.of([run], [run.federation], [run.randomness()], CPU) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"local_steps": 3}, r"plan\.local_steps is 3, .*set plan\.local_steps = 1"),
+        ({"algorithm": "scaffold"}, r"algorithm\.name is 'scaffold', .*use 'fedavg'"),
+        ({"algorithm": "scaffold-warm"}, r"algorithm\.name is 'scaffold-warm'"),
+        ({"algorithm": "scaffold-balanced"}, r"keep a memory between rounds"),
+        ({"algorithm": "fednova"}, r"not proved for this run: uploads are not known to be one"),
+        ({"algorithm": "feddyn"}, r"secure sums are not proved|memory between"),
+        ({"privacy": "median"}, r"not proved for this run: no guarantee: the clip"),
+        ({"privacy": "none"}, r"secure is given without noise"),
+        ({"privacy": Gaussian(1.0, 0.0)}, r"secure is given without noise"),
+        ({"privacy": "user", "weighting": "records"}, r"weights by records reveal"),
+        ({"user_ratio": 0.34}, r"secure\.colluders is 1, and 2 sites take part"),
+        ({"sums": Secure(5)}, r"secure\.colluders is 5, and 6 sites take part"),
+        ({"sums": Secure(1, least=7)}, r"secure\.least is 7, and only 6 sites"),
+    ],
+)
+def test_what_is_not_proved_is_refused(changes, said):
+    """One sentence, before anything is drawn."""
+    if "algorithm" in changes:
+        changes = {"warm_rounds": None, "rounds": 20, **changes}
+    with pytest.raises(BadInput, match=said):
+        secure(**changes)
+
+
+@pytest.mark.parametrize("limit", [{"max_participations": 3}, {"user_epsilon": 2.0}])
+def test_sites_may_not_decline_a_secure_sum(limit):
+    """A site that declines adds no noise."""
+    run = secure()
+    with pytest.raises(BadInput, match="a site that declines adds no noise"):
+        replace(run, budget=Budget(**limit))
+
+
+def test_epsilon_is_solved_for_the_sums():
+    """The noise of a site is √(m − k) times smaller than without, and its ε is as asked."""
+    data = federation((40,) * 10)
+    plan = Plan(rounds=20, local_steps=1, user_ratio=1.0, data_ratio=0.2)
+    noises = []
+    for sums in (None, Secure(1), Secure(4)):
+        result = train(data, Logistic(4, 3), fedavg(), plan, Gaussian(epsilon=1.0), secure=sums)
+        noises.append(result.setting.privacy.noise)
+        assert 0.99 < result.privacy.server.epsilon <= 1.0
+        assert (result.privacy.alone is None) == (sums is None)
+        assert result.setting.sums is None or result.setting.sums.noise == noises[-1]
+    assert noises[1] == pytest.approx(noises[0] / 3, rel=2e-3)
+    assert noises[2] == pytest.approx(noises[0] / 6**0.5, rel=2e-3)
+
+
+def test_a_run_resumes_where_it_stopped(tmp_path):
+    """Checkpoints, statement and configuration say what a run without a stop says."""
+    data = federation((40,) * 5)
+    plan = Plan(rounds=6, local_steps=1, user_ratio=1.0, data_ratio=0.2, checkpoint_every=2, seed=4)
+    given = (data, Logistic(4, 3), fedavg(), plan, Gaussian(1.0, 2.0))
+
+    def stop(round, row):
+        if round == 3:
+            raise KeyboardInterrupt
+
+    whole = train(*given, secure=Secure(1), out=tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        train(*given, secure=Secure(1), out=tmp_path / "cut", observer=stop)
+    with pytest.raises(BadInput, match="secure"):
+        train(*given, secure=Secure(2), out=tmp_path / "cut", resume=True)
+    with pytest.raises(BadInput, match="secure"):
+        train(*given, out=tmp_path / "cut", resume=True)
+    again = train(*given, secure=Secure(1), out=tmp_path / "cut", resume=True)
+    assert torch.equal(whole.params, again.params)
+    assert whole.privacy.server == again.privacy.server and whole.privacy.alone is not None
+    page = (tmp_path / "cut" / "privacy.md").read_text()
+    assert "secure_sums" in page and "`alone`" in page and "simulation" in page
+
+
+def test_a_release_refuses_simulated_sums(tmp_path):
+    """One process that sees every upload is no server that sees sums."""
+    data = federation((40,) * 5)
+    plan = Plan(rounds=2, local_steps=1, user_ratio=1.0, data_ratio=0.2)
+    with pytest.raises(BadInput, match="secure sums in one process"):
+        train(data, Logistic(4, 3), fedavg(), plan, Gaussian(1.0, 2.0), secure=Secure(1),
+              release=True, out=tmp_path / "out")  # fmt: skip
