@@ -79,7 +79,10 @@ class SecureAggregate:
     def add(self, users: Sequence[int], uploads: Upload) -> None:
         """The integers of some users, (U, P)."""
         if uploads.params.dtype != torch.int64 or uploads.totals:
-            raise BadInput("an upload to a secure sum is one vector of integers, and nothing else")
+            raise BadInput(
+                "wrong-type",
+                "an upload to a secure sum is one vector of integers, and nothing else",
+            )
         self.total = self.sums.grid.total(self.total + uploads.params.sum(0))
         self.arrived += users
 
@@ -88,8 +91,9 @@ class SecureAggregate:
         members = self.draw.active.tolist()
         if sorted(self.arrived) != sorted(members):
             raise BadInput(
+                "uploads-missing",
                 f"{len(self.arrived)} of {len(members)} uploads of a secure sum came; without all "
-                f"of them there is no sum"
+                f"of them there is no sum",
             )
         mean = self.sums.mean(self.total, members)
         made = upload_of_mean(self.setting, self.phase, self.broadcast, mean)

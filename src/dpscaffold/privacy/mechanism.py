@@ -341,13 +341,16 @@ def check(run: Mechanism) -> None:
 def _check_secure(run: Mechanism) -> None:
     """Refuse lists in which fewer than two honest members hide each other."""
     if run.voids < 0:
-        raise PrivacyError(f"voids={run.voids} is no number of attempts; give 0 or more")
+        raise PrivacyError(
+            "out-of-range", f"voids={run.voids} is no number of attempts; give 0 or more"
+        )
     if run.secure is None:
         return
     least, colluders = run.secure.least, run.secure.colluders
     if colluders < 0 or least - colluders < 2 or least > run.cohort_size:
         raise PrivacyError(
+            "too-few-sites",
             f"secure sums of at least {least} users, {colluders} of them colluders, where "
             f"{run.cohort_size} take part; give at least 2 more users than colluders, and at most "
-            f"as many as take part"
+            f"as many as take part",
         )

@@ -180,18 +180,21 @@ class Setting:
         privacy, plan, budget = self.privacy, self.plan, self.budget
         if privacy is None or privacy.noise == 0:
             raise BadInput(
+                "no-noise",
                 "secure is given without noise, which sums need; give privacy.noise or "
-                "privacy.epsilon, or leave secure out"
+                "privacy.epsilon, or leave secure out",
             )
         if plan.local_steps != 1:
             raise BadInput(
+                "secure-not-proved",
                 f"plan.local_steps is {plan.local_steps}, and secure sums are proved for one local "
-                f"step; set plan.local_steps = 1, or leave secure out"
+                f"step; set plan.local_steps = 1, or leave secure out",
             )
         if self.algorithm.memory or self.algorithm.warm_up is not None:
             raise BadInput(
+                "secure-not-proved",
                 f"algorithm.name is {self.algorithm.name!r}, whose users keep a memory between "
-                f"rounds, and secure sums are not proved for it; use 'fedavg', or leave secure out"
+                f"rounds, and secure sums are not proved for it; use 'fedavg', or leave secure out",
             )
         capped = {
             "max_participations": budget.max_participations,
@@ -200,14 +203,17 @@ class Setting:
         for name, value in capped.items():
             if value is not None:
                 raise BadInput(
+                    "secure-not-proved",
                     f"privacy.{name} is {value}, and a site that declines adds no noise to a "
-                    f"secure sum; leave it out, or leave secure out"
+                    f"secure sum; leave it out, or leave secure out",
                 )
         secure.smallest_list(self.cohort_size)
         run = self.describe()
         reason = None if run is None else SECURE_SUMS.applies(run)
         if reason is not None:
-            raise BadInput(f"secure sums are not proved for this run: {reason}")
+            raise BadInput(
+                "secure-not-proved", f"secure sums are not proved for this run: {reason}"
+            )
         _ = self.sums  # refuses numbers that do not fit its integers
 
     @cached_property
@@ -217,7 +223,9 @@ class Setting:
             return None
         privacy, clip, batches = self.privacy, self.privacy.clip, self.batch_sizes.tolist()
         if isinstance(clip, str):
-            raise BadInput("privacy.clip is 'median', which has no guarantee; give a number")
+            raise BadInput(
+                "median-clip", "privacy.clip is 'median', which has no guarantee; give a number"
+            )
         # A Poisson batch may have more than b records; beyond this margin a sum wraps.
         wide = privacy.sampling == "poisson" and privacy.unit == "record"
         weighted = self.plan.weighting == "records"

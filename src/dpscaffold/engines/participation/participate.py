@@ -79,11 +79,16 @@ def secure_upload(
     batches = noised_batches(broadcast.round, rows, records, size, drawn)
     means = [noised_mean(task, broadcast.params, *step, scales) for step in batches]
     if len(means) != 1:
-        raise BadInput(f"plan.local_steps is {len(means)}, and a secure sum has one step; give 1")
+        raise BadInput(
+            "secure-not-proved",
+            f"plan.local_steps is {len(means)}, and a secure sum has one step; give 1",
+        )
     integers = torch.empty_like(means[0], dtype=torch.int64)
     for sums in {id(row.sums): row.sums for row in rows}.values():
         if sums is None:
-            raise BadInput("rows with and without secure sums cannot be computed together")
+            raise BadInput(
+                "not-stackable", "rows with and without secure sums cannot be computed together"
+            )
         mine = [place for place, row in enumerate(rows) if row.sums is sums]
         integers[mine] = sums.quantise([rows[place].user for place in mine], means[0][mine])
     return Upload(integers), {}

@@ -100,15 +100,18 @@ def noised_mean(
     b = 500. In float64 it is 6·10⁻¹¹, which the accountant takes off.
     """
     if not isinstance(scales.clip, Tensor) or scales.noise is None or normals is None:
-        raise BadInput("a secure sum needs a fixed clip and noise; give privacy.clip and noise")
+        raise BadInput(
+            "no-noise", "a secure sum needs a fixed clip and noise; give privacy.clip and noise"
+        )
     if sums_exactly(task):
         clipped = task.clipped_sum(params, replace(batch, exact=True), scales.clip)
     else:
         clipped = task.clipped_sum(params.double(), _in_double(batch), scales.clip.double())
     if clipped.total.dtype != torch.float64:
         raise BadInput(
+            "wrong-type",
             f"the task {task.name!r} sums gradients in {clipped.total.dtype}, and secure sums need "
-            f"float64; let clipped_sum keep the type of its arguments"
+            f"float64; let clipped_sum keep the type of its arguments",
         )
     mean = _bounded(clipped.total / scales.divisor.double(), scales.clip, scales)
     return mean.addcmul_(scales.spread(scales.clip).double(), normals.double())
