@@ -19,7 +19,6 @@ from .planning.recommendation import recommend as recommend
 from .setting.budget import Budget as Budget
 from .setting.gaussian import Gaussian as Gaussian
 from .setting.plan import Plan as Plan
-from .setting.secure import Secure as Secure
 from .tasks import Linear as Linear
 from .tasks import Logistic as Logistic
 from .tasks import Mlp as Mlp

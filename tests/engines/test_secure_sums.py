@@ -21,7 +21,7 @@ from small import (
     simulator,
 )
 
-from dpscaffold import Budget, Gaussian, Logistic, Plan, Secure, fedavg, fedprox, train
+from dpscaffold import Budget, Gaussian, Logistic, Plan, fedavg, fedprox, train
 from dpscaffold.algorithms import Broadcast, Upload, with_momentum
 from dpscaffold.engines import Draw, Hardware, Simulator
 from dpscaffold.engines.aggregate import SecureAggregate
@@ -29,6 +29,7 @@ from dpscaffold.engines.fast import devices, lockstep
 from dpscaffold.engines.fast.lockstep import Lockstep
 from dpscaffold.engines.participation.steps import Scales, noised_mean
 from dpscaffold.errors import BadInput
+from dpscaffold.setting import Secure
 from dpscaffold.tasks import Batch
 
 ONE_STEP = {"local_steps": 1, "user_ratio": 1.0, "data_ratio": 1 / 3}

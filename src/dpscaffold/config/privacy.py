@@ -18,7 +18,7 @@ from dpscaffold.setting.secure import Secure
 
 
 class SecureSettings(ConfigTable):
-    """``[secure]``: the server sees sums of uploads only (:class:`~dpscaffold.Secure`). It needs
+    """``[secure]``: the server sees sums of uploads only (:class:`~dpscaffold.setting.Secure`). It needs
     ``plan.local_steps = 1`` and an algorithm without memory."""
 
     colluders: int = 1
