@@ -193,6 +193,11 @@ def _described(setting: Setting) -> Mechanism:
         raise BadInput(
             "no-privacy", "the run is not private (no [privacy]), so it claims nothing to audit"
         )
+    if run.secure is not None:
+        raise BadInput(
+            "not-applicable",
+            "the run has secure sums, which the audit does not play; audit it without [secure]",
+        )
     return run
 
 

@@ -18,8 +18,10 @@ from dpscaffold.setting.secure import Secure
 
 
 class SecureSettings(ConfigTable):
-    """``[secure]``: the server sees sums of uploads only (:class:`~dpscaffold.setting.Secure`). It needs
-    ``plan.local_steps = 1`` and an algorithm without memory."""
+    """``[secure]``: the server sees sums of uploads only (:class:`~dpscaffold.setting.Secure`).
+
+    It needs ``plan.local_steps = 1`` and an algorithm without memory.
+    """
 
     colluders: int = 1
     """k, the number of sites that may share all they know with the server. Value: an integer, 0 or
