@@ -213,8 +213,8 @@ def mask(
     ``agreed`` is :func:`agreement_digest` of that list. In each pair the member whose name comes
     first adds the stream, and the other one subtracts it.
     """
-    kind = {32: np.dtype("<u4"), 64: np.dtype("<u8")}[bits]
-    total = np.zeros(count, kind)
+    kind = np.dtype("<u4" if bits == 32 else "<u8")
+    total: np.ndarray = np.zeros(count, kind)
     info = canonical(["stream", round, attempt, agreed, bits])
     for other, pair in pairs.items():
         if other == name:
