@@ -24,7 +24,7 @@ from dpscaffold.config.reference.values import NEEDED
 from dpscaffold.deployment.provision import provision, read_federation, read_invitation
 from dpscaffold.deployment.server.config import ServerConfiguration, load_served
 from dpscaffold.deployment.site.begin import make_site
-from dpscaffold.deployment.site.file import Policy, SiteFile, read_site_file
+from dpscaffold.deployment.site.file import Policy, SecurePolicy, SiteFile, read_site_file
 from dpscaffold.errors import BadInput
 from dpscaffold.tuning.tuning import parse_tuning
 
@@ -167,7 +167,8 @@ def test_every_key_of_a_deployment_is_there_and_its_example_is_accepted(tmp_path
     written = tomllib.loads((tmp_path / "north" / "site.toml").read_text())
     named = {key.name.removeprefix("site.") for key in FOUND if key.table == "site"}
     assert {f"policy.{name}" for name in Policy.model_fields} <= named
-    assert set(SiteFile.model_fields) - {"data", "policy"} <= named
+    assert {f"secure.{name}" for name in SecurePolicy.model_fields} <= named
+    assert set(SiteFile.model_fields) - {"data", "policy", "secure"} <= named
     assert set(written) - {"data", "policy"} | {f"policy.{n}" for n in written["policy"]} <= named
     for key in (key for key in FOUND if key.name.startswith(("site.policy.", "site.records"))):
         *table, name = key.name.removeprefix("site.").split(".")

@@ -86,7 +86,7 @@ def _deployment() -> Iterator[Key]:
     from dpscaffold.deployment.provision import FederationFile
     from dpscaffold.deployment.server.config import DeploySettings
     from dpscaffold.deployment.site.data_table import SOURCES
-    from dpscaffold.deployment.site.file import Policy, SiteFile
+    from dpscaffold.deployment.site.file import Policy, SecurePolicy, SiteFile
 
     def records(table: str) -> Iterator[Key]:
         yield Key(f"{table}.source", "", _either(SOURCES), NEEDED, "The kind of file.", "csv")
@@ -98,9 +98,10 @@ def _deployment() -> Iterator[Key]:
     yield from model_keys("prepare", "", PublicStep)
     yield from model_keys("deploy", "", DeploySettings)
     yield from records("evaluate")
-    yield from model_keys("site", "", SiteFile, skip=("data", "policy"))
+    yield from model_keys("site", "", SiteFile, skip=("data", "policy", "secure"))
     yield from records("site.data")
     yield from model_keys("site.policy", "", Policy)
+    yield from model_keys("site.secure", "", SecurePolicy)
 
 
 def model_keys(

@@ -166,7 +166,7 @@ def annotated_server(found: Sequence[Key]) -> str:
         "Written by: python -m dpscaffold.config.reference.",
         "",
     ]
-    tables = ("schema", "task", "algorithm", "plan", "privacy", "deploy", "evaluate")
+    tables = ("schema", "task", "algorithm", "plan", "privacy", "secure", "deploy", "evaluate")
     return "\n".join([*head, *_tables(found, tables, ("", "csv"))])
 
 

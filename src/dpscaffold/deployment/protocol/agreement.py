@@ -16,6 +16,7 @@ import numpy as np
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from dpscaffold.config import AlgorithmSettings, ConfigTable, PlanSettings, TaskSettings
+from dpscaffold.config.privacy import SecureSettings
 from dpscaffold.data.prepared import ClipNorm, Scale, Shift, UnitNorm
 from dpscaffold.data.tables.cells import Forms, refuse_two_readings
 from dpscaffold.data.tables.codec import Coding
@@ -27,6 +28,7 @@ from dpscaffold.federation.schema import Prepared, Target
 from dpscaffold.privacy.mechanism import Clip, Relation, Sampling, Unit
 from dpscaffold.setting.gaussian import Gaussian
 from dpscaffold.setting.plan import Plan
+from dpscaffold.setting.secure import Secure
 
 if TYPE_CHECKING:
     from dpscaffold.tasks import Task
@@ -282,6 +284,7 @@ class Offer(ConfigTable):
     algorithm: AlgorithmSettings
     plan: PlanSettings
     privacy: MechanismSettings | None = None
+    secure: SecureSettings | None = None
 
     def build_task(self) -> Task:
         """The task, in the schema's shape."""
@@ -297,6 +300,8 @@ class Offer(ConfigTable):
                 {},
             ):  # the digest is as before the key
                 del tables["rows"][key]
+        if self.secure is None:
+            del tables["secure"]
         tables["algorithm"] = {k: v for k, v in tables["algorithm"].items() if v is not None}
         return dict(json.loads(canonical(tables)))
 
@@ -345,6 +350,7 @@ def offer_of(
     algorithm: AlgorithmSettings,
     plan: Plan,
     privacy: Gaussian | None,
+    secure: Secure | None = None,
 ) -> Offer:
     """The offer of a run, with the plan's warm rounds resolved."""
     warm = 0
@@ -352,4 +358,7 @@ def offer_of(
         warm = round(4 / plan.user_ratio) if plan.warm_rounds is None else plan.warm_rounds
     mechanism = MechanismSettings.of(privacy) if privacy is not None else None
     settled = PlanSettings(**plan.to_dict() | {"warm_rounds": warm, "seed": plan.public_seed})
-    return Offer(rows=rows, task=task, algorithm=algorithm, plan=settled, privacy=mechanism)
+    sums = None if secure is None else SecureSettings(**vars(secure))
+    return Offer(
+        rows=rows, task=task, algorithm=algorithm, plan=settled, privacy=mechanism, secure=sums
+    )

@@ -27,6 +27,7 @@ from dpscaffold.deployment.protocol.messages import (
     fresh_id,
     joint_seed,
 )
+from dpscaffold.deployment.protocol.sums import Members
 from dpscaffold.errors import BadInput
 
 
@@ -50,9 +51,25 @@ class EnrolledRun:
     nonces: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def fresh(cls, offer: Mapping[str, Any], names: tuple[str, ...]) -> EnrolledRun:
-        """A run that nobody has heard of yet."""
-        return cls(fresh_id(), offer, names, fresh_id())
+    def fresh(
+        cls,
+        offer: Mapping[str, Any],
+        names: tuple[str, ...],
+        records: Mapping[str, int] | None = None,
+    ) -> EnrolledRun:
+        """A run that nobody has heard of yet. With secure sums the public sizes (``records``) are
+        part of what is offered."""
+        enrolled = cls(fresh_id(), offer, names, fresh_id())
+        if not enrolled.secure or enrolled.hides_sizes:
+            return enrolled
+        if records is None or set(records) != set(names):
+            raise BadInput(
+                "sites-differ",
+                f"[secure] is given, and the noise of a sum depends on the sizes of all members; "
+                f"give deploy.records with the public size of {', '.join(names)}, and of nobody "
+                f"else",
+            )
+        return replace(enrolled, sizes=tuple(records[name] for name in names))
 
     @property
     def plan(self) -> str:
@@ -64,6 +81,11 @@ class EnrolledRun:
         """Whether the offer protects a user's whole data, its size included."""
         privacy = self.offer.get("privacy") or {}
         return privacy.get("unit") == "user"
+
+    @property
+    def secure(self) -> bool:
+        """Whether the server sees only sums of uploads."""
+        return bool(self.offer.get("secure"))
 
     @property
     def begun(self) -> bool:
@@ -164,7 +186,7 @@ class SignedExchange:
 def offer_to(post: SignedExchange, enrolled: EnrolledRun) -> EnrolledRun:
     """Offer the plan to all; who they are and what they committed to, or a refusal."""
     promise = commitment(enrolled.run, SERVER, enrolled.nonce)
-    fields: dict[str, Json] = {"offer": dict(enrolled.offer), "commitment": promise}
+    fields = _offered(post, enrolled, promise)
     questions = {n: post.message("offer", enrolled.run, n, fields) for n in enrolled.names}
     yes, no = post.ask(questions)
     hidden = enrolled.hides_sizes
@@ -180,6 +202,23 @@ def offer_to(post: SignedExchange, enrolled: EnrolledRun) -> EnrolledRun:
         declared=not hidden and all(yes[n].header.get("declared") is True for n in enrolled.names),
         commitments={SERVER: promise} | {name: said[name][2] for name in enrolled.names},
     )
+
+
+def _offered(post: SignedExchange, enrolled: EnrolledRun, promise: str) -> dict[str, Json]:
+    """What an offer says. With secure sums it names all members, so that a site can refuse them
+    before anything is booked anywhere."""
+    fields: dict[str, Json] = {"offer": dict(enrolled.offer), "commitment": promise}
+    if enrolled.secure:
+        members = members_in(post, enrolled).to_dict()
+        fields |= {"roster": members["names"], "publics": members["publics"]}
+        fields |= {"sizes": members["sizes"]} if members["sizes"] else {}
+    return fields
+
+
+def members_in(post: SignedExchange, enrolled: EnrolledRun) -> Members:
+    """The members of a run with secure sums."""
+    publics = {name: post.publics[name] for name in enrolled.names}
+    return Members(enrolled.names, enrolled.sizes, publics)
 
 
 def _promise(answer: SignedMessage, hidden: bool) -> tuple[int, int, str] | None:
@@ -230,8 +269,7 @@ def tell_draw(
 def enrol_again(post: SignedExchange, enrolled: EnrolledRun, names: tuple[str, ...]) -> None:
     """Everything from the offer to the draw, for sites that lost their folder of the run or missed
     a message; what was fixed stays fixed."""
-    promise = enrolled.commitments[SERVER]
-    fields: dict[str, Json] = {"offer": dict(enrolled.offer), "commitment": promise}
+    fields = _offered(post, enrolled, enrolled.commitments[SERVER])
     yes, _ = post.ask({n: post.message("offer", enrolled.run, n, fields) for n in names})
     yes, _ = post.ask({name: begin_message(post, enrolled, name) for name in yes})
     if yes:

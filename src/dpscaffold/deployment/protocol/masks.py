@@ -239,6 +239,6 @@ def as_vector(words: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(words, words.dtype.newbyteorder("<")).view("<f4")
 
 
-def from_vector(vector: np.ndarray, bits: Bits) -> np.ndarray:
+def from_vector(vector: np.ndarray, bits: int) -> np.ndarray:
     """The inverse of :func:`as_vector`."""
     return np.ascontiguousarray(vector, "<f4").view("<u4" if bits == 32 else "<u8")

@@ -32,7 +32,7 @@ from dpscaffold.errors import BadInput
 
 #: The version of the protocol. Messages of another one are refused (``version``).
 VERSION = 2
-KINDS = ("offer", "begin", "draw", "task", "settle")
+KINDS = ("offer", "begin", "draw", "key", "task", "settle")
 ASK, ANSWER = "ask", "answer"
 #: The name under which the server commits to its own share of the draw; no site can have it.
 SERVER = ""
@@ -55,6 +55,9 @@ REASONS = {
     "policy-rehearsal": "the site accepts no noise from a known seed",
     "policy-unprotected": "the site accepts no run without privacy",
     "policy-runs": "the site has taken part in as many runs as it wants to",
+    "policy-secure": "the site does not accept these secure sums, or wants secure sums",
+    "policy-members": "more members are unconfirmed at the site than may collude",
+    "member-changed": "a member's key is not the one that the site's people confirmed",
     "data-unfit": "the site's data do not have the offer's columns, or too few records for a batch",
     "data-changed": "the number of the site's records is not the one it enrolled with",
     "preparation": "the offer's preparation would have to be fitted on the site's records",
@@ -65,6 +68,11 @@ REASONS = {
     "not-drawn": "the site was not drawn for this round",
     "bad-round": "there is no such round",
     "stale-round": "the site has taken part in a later round",
+    "bad-list": "the list of members is not a part of the draw, or is too short for the site",
+    "bad-keys": "a member's key is copied, weak, or not signed by the member for this run",
+    "stale-key": "the site has started again and has another key",
+    "attempt-used": "the site answers an attempt with one upload, and has none for this question",
+    "voids-spent": "more attempts had no result than the site accepts",
     "bad-shape": "the vectors do not have the names or lengths of the plan",
     "not-finite": "a number is not finite",
     "out-of-range": "a number is larger than the site accepts",
@@ -322,6 +330,16 @@ def checked_public(name: str, text: object) -> str:
             "bad-public-key", f"{name} is {text!r}; it must be 'ed25519:' and 64 hexadecimal digits"
         ) from None
     return str(text)
+
+
+def fingerprint(public: str) -> str:
+    """What people compare by another channel: 128 bits of SHA-256 of a public signing key.
+
+    >>> fingerprint("ed25519:" + 64 * "0")
+    '2414-be14-a0ea-7ff3-1e76-35f9-0995-4303'
+    """
+    digits = hashlib.sha256(public.encode()).hexdigest()[:32]
+    return "-".join(digits[start : start + 4] for start in range(0, 32, 4))
 
 
 def public_key(text: str) -> Ed25519PublicKey:

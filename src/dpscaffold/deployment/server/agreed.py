@@ -62,6 +62,7 @@ def setting_of(offer: Offer, enrolled: EnrolledRun, budget: Budget) -> Setting:
         offer.plan.build(),
         offer.privacy.build() if offer.privacy else None,
         budget,
+        None if offer.secure is None else offer.secure.sums,
     )
 
 

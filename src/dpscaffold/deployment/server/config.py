@@ -20,6 +20,7 @@ from dpscaffold.config import (
     TaskSettings,
 )
 from dpscaffold.config.plan import with_one_round
+from dpscaffold.config.privacy import SecureSettings
 from dpscaffold.data.sentences import mistake_of
 from dpscaffold.deployment.protocol.agreement import Offer, SchemaSettings, offer_of
 from dpscaffold.deployment.protocol.enrolment import EnrolledRun
@@ -31,6 +32,13 @@ from dpscaffold.setting.gaussian import Gaussian
 if TYPE_CHECKING:
     from dpscaffold.deployment.server.agreed import Scorer
     from dpscaffold.deployment.server.sites import Patience
+
+
+NEEDS_SIZES = (
+    "[secure] is given, and the noise of a sum depends on the sizes of all members; give "
+    "deploy.records with the public size of every site, e.g. { north = 400, east = 250 } (with "
+    "unit 'user', which hides sizes, 1 for each)"
+)
 
 
 class DeploySettings(ConfigTable):
@@ -71,6 +79,7 @@ class ServerConfiguration(ConfigTable):
     algorithm: AlgorithmSettings = AlgorithmSettings()
     plan: PlanSettings = PlanSettings()
     privacy: PrivacySettings | None = None
+    secure: SecureSettings | None = None
     deploy: DeploySettings = DeploySettings()
     evaluate: dict[str, Any] | None = None
 
@@ -91,13 +100,22 @@ class ServerConfiguration(ConfigTable):
         from dpscaffold.deployment.server.agreed import setting_of
 
         mechanism = self._mechanism
-        offer = offer_of(self.rows, self.task, self.algorithm, self.plan.build(), mechanism)
+        offer = self._offer(mechanism)
         # Sizes are not known yet; everything else can be refused here, before anybody is asked.
         users = max(1, math.ceil(1 / self.plan.user_ratio))
+        sizes = (1_000_000,) * users
+        if self.secure is not None:  # what it needs depends on the sizes
+            sizes = tuple((self.deploy.records or {}).values())
+            if not sizes:
+                raise BadInput("epsilon-without-sizes", NEEDS_SIZES)
         poisson = mechanism is not None and mechanism.sampling == "poisson"
-        trial = EnrolledRun("", {}, ("any",) * users, "", (1_000_000,) * users, declared=poisson)
+        trial = EnrolledRun("", {}, ("any",) * len(sizes), "", sizes, declared=poisson)
         setting_of(offer, trial, self.budget())
         return offer
+
+    def _offer(self, mechanism: Gaussian | None) -> Offer:
+        sums = None if self.secure is None else self.secure.sums
+        return offer_of(self.rows, self.task, self.algorithm, self.plan.build(), mechanism, sums)
 
     @cached_property
     def _mechanism(self) -> Gaussian | None:
@@ -126,7 +144,7 @@ class ServerConfiguration(ConfigTable):
                     f"many records a site has; name the sites and write 1 for each",
                 )
             sizes = ()
-        offer = offer_of(self.rows, self.task, self.algorithm, self.plan.build(), given)
+        offer = self._offer(given)
         roster = EnrolledRun("", {}, names, "", sizes, declared=given.sampling == "poisson")
         solved = setting_of(offer, roster, self.budget()).calibrated(self.privacy.epsilon)
         return solved.privacy

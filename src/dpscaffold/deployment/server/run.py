@@ -26,8 +26,9 @@ from dpscaffold.deployment.protocol.enrolment import (
     tell_draw,
 )
 from dpscaffold.deployment.protocol.exchange import ExchangeStopped
-from dpscaffold.deployment.protocol.messages import Json
+from dpscaffold.deployment.protocol.messages import Json, digest
 from dpscaffold.deployment.server.agreed import Scorer, model_of, setting_of
+from dpscaffold.deployment.server.secure import SecureSites
 from dpscaffold.deployment.server.sites import Patience, Sites, Stalled
 from dpscaffold.engines import State
 from dpscaffold.engines.rounds import FinishedRound
@@ -102,7 +103,8 @@ class Deployment:
                 enrolled = self._begun(names)
             enrolled = self._enrol(enrolled)
             setting = setting_of(self.offer, enrolled, self.budget)
-            engine = Sites(setting, enrolled, self.post, self.patience, self._pause)
+            given = (setting, enrolled, self.post, self.patience, self._pause)
+            engine = Sites(*given) if setting.sums is None else SecureSites(*given, self.folder)
             return DeployedRun(self, setting, engine).train()
         finally:
             self.folder.release()
@@ -110,7 +112,7 @@ class Deployment:
     # --- enrolment
 
     def _begun(self, names: tuple[str, ...]) -> EnrolledRun:
-        enrolled = EnrolledRun.fresh(self.offer.to_dict(), names)
+        enrolled = EnrolledRun.fresh(self.offer.to_dict(), names, self.records)
         identity = Identity(enrolled.plan, "the plan; the records are the sites' own", "sites")
         self.folder.begin(to_toml(self.config), identity, self.offer.to_dict())
         self._keep(enrolled)
@@ -125,7 +127,7 @@ class Deployment:
                 "not-a-run", f"{self.folder.path} holds no deployed run ({SITES}); name another"
             )
         enrolled = EnrolledRun.from_dict(saved)
-        if enrolled.plan != EnrolledRun.fresh(self.offer.to_dict(), names).plan:
+        if enrolled.plan != digest(self.offer.to_dict()):
             raise BadInput(
                 "plan-changed",
                 f"{self.folder.path} holds a run with another plan; resume it with that",
@@ -191,6 +193,7 @@ class DeployedRun(RunDriver):
         if self.saved is not None:
             self.sites.restore(self.saved.sites)
         stop, state = self.deployment.stop, self.start()
+        self.sites.take_up(state.round)
         self._status(state, "running")
         try:
             ending = self.take_rounds(self.sites, state, stop)

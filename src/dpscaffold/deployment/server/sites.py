@@ -86,8 +86,8 @@ class Sites:
         began = time.perf_counter()
         self._wanted = upload_lengths(phase, self.setting.task.parameters)
         names = {self.enrolled.names[user]: user for user in draw.active.tolist()}
-        vectors = {"params": _array(broadcast.params)}
-        vectors |= {f"shared.{name}": _array(value) for name, value in broadcast.shared.items()}
+        vectors = {"params": as_array(broadcast.params)}
+        vectors |= {f"shared.{name}": as_array(value) for name, value in broadcast.shared.items()}
         tally = RoundTally()
         while True:
             uploads = self._ask(broadcast.round, names, vectors, tally)
@@ -98,7 +98,7 @@ class Sites:
                 raise Stalled(
                     f"round {broadcast.round} was void {tally.voids} times: {len(uploads)} of "
                     f"{len(names)} sites answered and the quorum is {self.patience.quorum} "
-                    f"({_in_words(tally.reasons)})"
+                    f"({in_words(tally.reasons)})"
                 )
             self._sleep(self.patience.pause)
         gathered = self._apply(broadcast, draw, names, uploads)
@@ -166,7 +166,7 @@ class Sites:
 
     def _mirrored(self, name: str) -> dict[str, np.ndarray]:
         slots = self.memories.recall([self.enrolled.names.index(name)])
-        return {f"restore.{key}": _array(value[0]) for key, value in slots.items()}
+        return {f"restore.{key}": as_array(value[0]) for key, value in slots.items()}
 
     def _fits(self, round: int, answer: SignedMessage) -> bool:
         """Whether an answer is an upload of this round that can be added without harm."""
@@ -196,6 +196,9 @@ class Sites:
                 self._applied[name] = str(uploads[name].header["upload"])
         return aggregate(self.setting, draw, broadcast, parts)
 
+    def take_up(self, done: int) -> None:
+        """Called once, before the round after ``done``: what an engine kept of it is taken up."""
+
     def saved(self) -> None:
         """The checkpoint is on disk: what it contains may be acknowledged."""
         self.acknowledged |= self._applied
@@ -212,7 +215,7 @@ class Sites:
                 "over": over,
                 "statement": dict(statement),
             }
-            vectors = {} if model is None else {"model.params": _array(model)}
+            vectors = {} if model is None else {"model.params": as_array(model)}
             if name in self._restore:
                 vectors |= self._mirrored(name)
             questions[name] = self.post.message("settle", self.enrolled.run, name, fields, vectors)
@@ -257,9 +260,9 @@ def _read(message: SignedMessage, before: Slots) -> tuple[Upload, Slots]:
     return Upload(stacked["params"], totals), after
 
 
-def _array(value: Tensor) -> np.ndarray:
+def as_array(value: Tensor) -> np.ndarray:
     return np.ascontiguousarray(value.detach().cpu().numpy(), "<f4")
 
 
-def _in_words(reasons: Mapping[str, str]) -> str:
+def in_words(reasons: Mapping[str, str]) -> str:
     return ", ".join(f"{name}: {reason}" for name, reason in sorted(reasons.items()))

@@ -11,12 +11,13 @@ import math
 import threading
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from dpscaffold.deployment.protocol.masks import Bits, as_vector
 from dpscaffold.deployment.protocol.messages import (
     ASK,
     SERVER,
@@ -26,14 +27,17 @@ from dpscaffold.deployment.protocol.messages import (
     Refused,
     SignedMessage,
     Vectors,
+    canonical,
     commitment,
     digest,
     fresh_id,
+    public_of,
     reply,
     text_of,
     texts_of,
     whole_of,
 )
+from dpscaffold.deployment.protocol.sums import SUM, Attempt, Members, attempt_of, members_of
 from dpscaffold.deployment.site.asked import SiteWork
 from dpscaffold.deployment.site.checking import (
     booking_of,
@@ -48,10 +52,20 @@ from dpscaffold.deployment.site.checking import (
     question_of,
     restored,
     roster_of,
+    sized_names,
 )
-from dpscaffold.deployment.site.file import Policy, SiteGrant, check_terms, grant
+from dpscaffold.deployment.site.file import Policy, SiteGrant, Terms, check_terms, grant
 from dpscaffold.deployment.site.ledger import GrantedRun, SiteLedger
 from dpscaffold.deployment.site.memory import Enrolment, PendingUpload, RunMemory, StateFolder
+from dpscaffold.deployment.site.secure import (
+    KeyRing,
+    check_attempt,
+    check_list,
+    check_members,
+    check_same_members,
+    summed,
+    sums_of,
+)
 from dpscaffold.privacy.ledger import participations_within
 
 Said = tuple[dict[str, Json], Vectors]
@@ -62,7 +76,8 @@ class Site:
     """One site: its identity, its state on disk, and its policy as it is now.
 
     ``open_work(offer, policy)`` reads the data by the offer's schema; ``policy()`` reads the file,
-    so that a stricter policy counts from the next message; ``step`` is called at each step of a
+    so that a stricter policy counts from the next message; ``keeps_keys`` says that this process
+    answers more than one message, which secure sums need; ``step`` is called at each step of a
     task, for tests that crash there.
     """
 
@@ -73,10 +88,12 @@ class Site:
     policy: Callable[[], Policy]
     open_work: Callable[[Mapping[str, Any], Policy], SiteWork]
     share_slots: bool = False
+    keeps_keys: bool = True
     log: Callable[[str], None] = lambda sentence: None
     step: Callable[[str], None] = lambda name: None
     refusals: dict[str, int] = field(default_factory=dict)
     _works: dict[str, SiteWork] = field(default_factory=dict)
+    _rings: dict[str, KeyRing] = field(default_factory=dict)
     _ledger: SiteLedger | None = None
     _busy: threading.Lock = field(default_factory=threading.Lock)
 
@@ -117,6 +134,7 @@ class Site:
             "offer": self._offer,
             "begin": self._begin,
             "draw": self._draw,
+            "key": self._mask_key,
             "task": self._task,
             "settle": self._settle,
         }
@@ -148,8 +166,10 @@ class Site:
         known = memory.enrolment()
         if known is None:
             work = self.open_work(offer, policy)
-            check_terms(policy, work.terms)
-            self._book(run, plan, policy, work, ledger)
+            members = self._members(message.header, work, policy)
+            terms = summed(work, self.name, members, policy)
+            check_terms(policy, terms)
+            self._book(run, plan, policy, work, terms, ledger)
             known = Enrolment(
                 run=run,
                 plan=plan,
@@ -159,6 +179,7 @@ class Site:
                 nonce=fresh_id(),
                 server_commitment=promised,
                 anchor=vars(ledger.anchor),
+                members={} if members is None else members.to_dict(),
             )
             self.step("booked")
             memory.write_enrolment(known)
@@ -176,8 +197,27 @@ class Site:
             **counts(booking, ledger),
         }, {}
 
+    def _members(self, header: Header, work: SiteWork, policy: Policy) -> Members | None:
+        """Everybody in a run with secure sums, once the policy allows them; None without."""
+        if not work.secure:
+            return None
+        if policy.secure is None or not self.keeps_keys:
+            raise Refused("policy-secure", "site.toml has no [secure], or this process ends")
+        names, sizes = sized_names(header)
+        members = members_of(header, names, sizes)
+        check_members(policy.secure, self.name, public_of(self.key), members)
+        if sizes and sizes[names.index(self.name)] != work.told:
+            raise Refused("data-changed", f"the server expects {sizes[names.index(self.name)]}")
+        return members
+
     def _book(
-        self, run: str, plan: str, policy: Policy, work: SiteWork, ledger: SiteLedger
+        self,
+        run: str,
+        plan: str,
+        policy: Policy,
+        work: SiteWork,
+        terms: Terms,
+        ledger: SiteLedger,
     ) -> None:
         """A grant for a new run. One that the ledger holds already (the run's folder was lost)
         stays as it is."""
@@ -186,21 +226,25 @@ class Site:
             if booking.plan != plan:
                 raise Refused("plan-changed", f"the ledger has {booking.plan}")
             return
-        granted = self._granted(run, policy, work, ledger)
-        mechanism = work.terms.mechanism
+        granted = self._granted(run, policy, work, terms, ledger)
+        apart = ("mechanism", "sums")
         account = {
             "records": work.records,
             "batch": work.batch,
             "declared": work.declared,
-            "terms": {key: value for key, value in vars(work.terms).items() if key != "mechanism"},
-            "mechanism": vars(mechanism) if mechanism else None,
+            "terms": {key: value for key, value in vars(terms).items() if key not in apart},
+            "mechanism": vars(terms.mechanism) if terms.mechanism else None,
         }
+        if terms.sums is not None:
+            account["sums"] = vars(terms.sums)
         ledger.book(run, plan, granted, account)
 
-    def _granted(self, run: str, policy: Policy, work: SiteWork, ledger: SiteLedger) -> SiteGrant:
+    def _granted(
+        self, run: str, policy: Policy, work: SiteWork, terms: Terms, ledger: SiteLedger
+    ) -> SiteGrant:
         def asked() -> SiteGrant:
             left = ledger.left(policy)
-            return grant(policy, work.terms, work.records, work.batch, left, work.declared)
+            return grant(policy, terms, work.records, work.batch, left, work.declared)
 
         try:
             return asked()
@@ -221,8 +265,9 @@ class Site:
             raise Refused("roster-changed", "other commitments")
         booking = booking_of(run, ledger)
         policy = self.policy()
-        if not self._cap(booking, policy, self._work(known, policy), ledger):
+        if not self._cap(booking, policy, self._work(known, booking, policy), ledger):
             raise Refused("policy-epsilon", "the policy has become stricter since the offer")
+        check_same_members(known, names, sizes)
         if self.name not in names:
             raise Refused("roster-changed", "this site is not in it")
         told = sizes[names.index(self.name)] if sizes else None
@@ -236,7 +281,8 @@ class Site:
             raise Refused("bad-draw", "this site committed to something else")
         if commitments[SERVER] != known.server_commitment:
             raise Refused("bad-draw", "the server committed to something else")
-        ledger.begin(run, digest(list(names), list(sizes), commitments))
+        with_members = (known.members,) if known.members else ()
+        ledger.begin(run, digest(list(names), list(sizes), commitments, *with_members))
         if not known.roster:
             memory.amend(known, roster=names, sizes=sizes, commitments=commitments)
         return {"status": "yes", "nonce_shown": "" if lost else known.nonce}, {}
@@ -258,6 +304,38 @@ class Site:
 
     # --- rounds
 
+    def _mask_key(
+        self, message: SignedMessage, run: str, memory: RunMemory, ledger: SiteLedger
+    ) -> Said:
+        """This site's key for the masks of a run, signed, and the last attempt that it began. It is
+        given only where the site could still take part."""
+        check_seen(self.state, message.header, run, ledger)
+        known, booking = enrolment_of(memory), booking_of(run, ledger)
+        if message.header.get("plan") != known.plan:
+            raise Refused("plan-changed")
+        if not known.members or not known.nonces:
+            raise Refused("bad-draw", "the run has not begun here, or has no secure sums")
+        policy = self.policy()
+        if booking.participations >= self._cap(
+            booking, policy, self._work(known, booking, policy), ledger
+        ):
+            raise Refused("budget-spent")
+        return {
+            "status": "yes",
+            "key": dict(vars(self._ring(known).announced(self.key))),
+            "last_round": booking.last_round,
+            "last_attempt": booking.last_attempt,
+            **counts(booking, ledger),
+        }, {}
+
+    def _ring(self, known: Enrolment) -> KeyRing:
+        """The keys of a run; every start of this process makes new ones."""
+        if known.run not in self._rings:
+            members = Members.from_dict(known.members)
+            session = members.session(known.run, known.plan)
+            self._rings[known.run] = KeyRing(self.name, session, members)
+        return self._rings[known.run]
+
     def _task(
         self, message: SignedMessage, run: str, memory: RunMemory, ledger: SiteLedger
     ) -> Said:
@@ -271,43 +349,86 @@ class Site:
         if header.get("plan") != known.plan:
             raise Refused("plan-changed")
         policy = self.policy()
-        work = self._work(known, policy)
+        work = self._work(known, booking, policy)
         round = whole_of(header, "round", "bad-round", least=1)
-        check_round(self.name, round, known, booking, work)
+        drawn = check_round(self.name, round, known, booking, work)
+        attempt = attempt_of(header) if known.members else None
         restore = check_vectors(message.vectors, work, round, policy.largest_value)
         self.step("checked")
         acknowledged = text_of(header, "acknowledged", "state-mismatch")
         slots = memory.settle(acknowledged, restore, pending).slots
         self.step("settled")
-        question = question_of(run, round, acknowledged, message.digests)
+        question = question_of(run, round, acknowledged, message.digests, attempt)
         if pending is not None and memory.has_pending and pending.question == question:
             return self._upload(pending, booking, ledger, fresh=False)
+        if attempt is not None:
+            self._check_sum(attempt, round, known, drawn, booking, policy)
         if booking.participations >= self._cap(booking, policy, work, ledger):
             raise Refused("budget-spent")
-        ledger.participate(run, round)
+        ledger.participate(run, round, attempt.number if attempt else 0)
         self.step("counted")
-        pending = self._compute(work, known, round, message.vectors, slots, question, ledger)
+        pending = self._compute(work, known, round, message, slots, question, ledger, attempt)
         self.step("computed")
         memory.write_pending(pending)
         self.step("stored")
         return self._upload(pending, booking_of(run, ledger), ledger, fresh=True)
+
+    def _check_sum(
+        self,
+        attempt: Attempt,
+        round: int,
+        known: Enrolment,
+        drawn: tuple[str, ...],
+        booking: GrantedRun,
+        policy: Policy,
+    ) -> None:
+        """Refuse an attempt at a secure sum before anything is booked for it."""
+        agreed = sums_of(booking)
+        if policy.secure is None or agreed is None:
+            raise Refused("policy-secure", "site.toml has no [secure] any more")
+        members = Members.from_dict(known.members)
+        check_members(policy.secure, self.name, public_of(self.key), members)
+        check_attempt(attempt, round, booking, min(agreed.voids, policy.secure.voids))
+        check_list(attempt, self.name, drawn, max(agreed.least, policy.secure.least))
+        self._ring(known).pairs(attempt)
 
     def _compute(
         self,
         work: SiteWork,
         known: Enrolment,
         round: int,
-        vectors: Vectors,
+        message: SignedMessage,
         slots: Vectors,
         question: str,
         ledger: SiteLedger,
+        attempt: Attempt | None,
     ) -> PendingUpload:
-        told = {k: v for k, v in vectors.items() if not k.startswith("restore.")}
-        zero = {name: np.zeros(size, "<f4") for name, size in work.remembers().items()}
-        user = known.roster.index(self.name)
-        uploaded, kept = work.participate(round, user, told, {**zero, **slots})
+        told = {k: v for k, v in message.vectors.items() if not k.startswith("restore.")}
+        if attempt is None:
+            zero = {name: np.zeros(size, "<f4") for name, size in work.remembers().items()}
+            user = known.roster.index(self.name)
+            uploaded, kept = work.participate(round, user, told, {**zero, **slots})
+        else:
+            model = canonical({name: message.digests[name].hex() for name in told})
+            uploaded, kept = self._masked(work, known, round, told, attempt, model), {}
         count = ledger.runs[known.run].participations
         return PendingUpload(fresh_id(), question, round, count, ledger.anchor, uploaded, kept)
+
+    def _masked(
+        self,
+        work: SiteWork,
+        known: Enrolment,
+        round: int,
+        told: Vectors,
+        attempt: Attempt,
+        model: bytes,
+    ) -> Vectors:
+        """This site's integers in a secure sum, with noise for this list, under their mask."""
+        members = Members.from_dict(known.members)
+        words = work.integers(round, self.name, told, members, len(attempt.names))
+        bits: Bits = 32 if words.dtype.itemsize == 4 else 64
+        hidden = words + self._ring(known).mask(attempt, round, model, len(words), bits)
+        return {SUM: as_vector(hidden)}
 
     def _upload(
         self, pending: PendingUpload, booking: GrantedRun, ledger: SiteLedger, fresh: bool
@@ -328,7 +449,7 @@ class Site:
         check_seen(self.state, message.header, run, ledger)
         known = enrolment_of(memory)
         policy = self.policy()
-        work = self._work(known, policy)
+        work = self._work(known, booking_of(run, ledger), policy)
         restore = restored(message.vectors, work, policy.largest_value)
         acknowledged = text_of(message.header, "acknowledged", "state-mismatch")
         slots = memory.settle(acknowledged, restore, memory.pending()).slots
@@ -342,13 +463,13 @@ class Site:
 
     # --- checks
 
-    def _work(self, known: Enrolment, policy: Policy) -> SiteWork:
+    def _work(self, known: Enrolment, booking: GrantedRun, policy: Policy) -> SiteWork:
         """The run's work under the policy of today. Records may have changed since the site
         enrolled, their public number may not: rates, divisors and weights are made of it."""
         if known.run not in self._works:
             self._works[known.run] = self.open_work(known.offer, policy)
         work = self._works[known.run]
-        check_terms(policy, work.terms)
+        check_terms(policy, replace(work.terms, sums=sums_of(booking)))
         if work.told != known.records:
             raise Refused("data-changed", f"{work.told} records instead of {known.records}")
         return work
@@ -368,7 +489,12 @@ class Site:
             return 0
         own = math.inf if policy.run_epsilon is None else policy.run_epsilon
         epsilon = min(left.epsilon, own)
-        if granted.epsilon <= epsilon * slack:
-            return cap
-        run = work.terms.run(work.records, work.batch, granted.delta, work.declared)
-        return participations_within(run, run.groups[0], epsilon, cap)
+        terms = replace(work.terms, sums=sums_of(booking))
+        facts = (work.records, work.batch, granted.delta, work.declared)
+        if granted.epsilon > epsilon * slack:
+            run = terms.run(*facts)
+            cap = participations_within(run, run.groups[0], epsilon, cap)
+        if granted.epsilon_alone is not None and granted.epsilon_alone > left.alone * slack:
+            run = terms.run_alone(*facts)
+            cap = participations_within(run, run.groups[0], left.alone, cap)
+        return cap

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
+import numpy as np
+
 from dpscaffold.deployment.protocol.messages import Vectors
-from dpscaffold.deployment.site.file import Terms
+from dpscaffold.deployment.protocol.sums import Members
+from dpscaffold.deployment.site.file import SumTerms, Terms
 
 
 class SiteWork(Protocol):
@@ -35,6 +38,23 @@ class SiteWork(Protocol):
     @property
     def told(self) -> int | None:
         """R_i as the server may know it; None where a user's whole data are protected."""
+        ...
+
+    @property
+    def secure(self) -> bool:
+        """Whether the server sees only sums of uploads."""
+        ...
+
+    def sum_terms(self, name: str, members: Members, least: int) -> SumTerms:
+        """The numbers of the run's secure sums for the site ``name``, which takes part in no list
+        of fewer than ``least`` members."""
+        ...
+
+    def integers(
+        self, round: int, name: str, told: Vectors, members: Members, count: int
+    ) -> np.ndarray:
+        """One participation in a secure sum of ``count`` members, with noise of its own: the words
+        (uint32 or uint64) that go up under a mask."""
         ...
 
     def cohort(self, round: int, users: int, seed: int | None) -> tuple[int, ...]:

@@ -17,6 +17,7 @@ from dpscaffold.deployment.protocol.messages import (
     texts_of,
     whole_of,
 )
+from dpscaffold.deployment.protocol.sums import Attempt
 from dpscaffold.deployment.site.asked import SiteWork
 from dpscaffold.deployment.site.ledger import GrantedRun, SiteLedger
 from dpscaffold.deployment.site.memory import Enrolment, PendingUpload, RunMemory, StateFolder
@@ -24,13 +25,21 @@ from dpscaffold.deployment.site.recovery import note_behind, read_behind
 from dpscaffold.runs.journal import Anchor
 
 
-def question_of(run: str, round: int, acknowledged: str, digests: Mapping[str, bytes]) -> str:
+def question_of(
+    run: str,
+    round: int,
+    acknowledged: str,
+    digests: Mapping[str, bytes],
+    attempt: Attempt | None = None,
+) -> str:
     """What makes two tasks the same question: run, round, x and what is shared (by their vectors'
-    digests), and the memory that the answer starts from."""
+    digests), and the memory that the answer starts from; of a secure sum also the attempt, its list
+    and its keys."""
     asked: dict[str, Json] = {
         k: v.hex() for k, v in digests.items() if not k.startswith("restore.")
     }
-    return digest("question", run, round, acknowledged, asked)
+    tried = () if attempt is None else (attempt.identity,)
+    return digest("question", run, round, acknowledged, asked, *tried)
 
 
 def counts(booking: GrantedRun, ledger: SiteLedger) -> dict[str, Json]:
@@ -76,8 +85,13 @@ def check_shapes(vectors: Vectors, wanted: Mapping[str, int]) -> None:
 
 
 def roster_of(header: Header) -> tuple[tuple[str, ...], tuple[int, ...], dict[str, str]]:
-    """Names, sizes and commitments of everybody in a run, as its server tells them. There are no
-    sizes where the unit is a user."""
+    """Names, sizes and commitments of everybody in a run, as its server tells them."""
+    names, sizes = sized_names(header)
+    return names, sizes, texts_of(header, "commitments", "bad-draw")
+
+
+def sized_names(header: Header) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Names and sizes of everybody in a run. There are no sizes where the unit is a user."""
     names, sizes = header.get("roster"), header.get("sizes", [])
     if (
         not isinstance(names, list)
@@ -88,11 +102,7 @@ def roster_of(header: Header) -> tuple[tuple[str, ...], tuple[int, ...], dict[st
         or (sizes and len(sizes) != len(names))
     ):
         raise Refused("roster-changed", "the roster is not a list of names with their sizes")
-    return (
-        tuple(str(name) for name in names),
-        tuple(int(str(size)) for size in sizes),
-        texts_of(header, "commitments", "bad-draw"),
-    )
+    return tuple(str(name) for name in names), tuple(int(str(size)) for size in sizes)
 
 
 def enrolment_of(memory: RunMemory) -> Enrolment:
@@ -136,8 +146,9 @@ def check_seen(state: StateFolder, header: Header, run: str, ledger: SiteLedger)
 
 def check_round(
     name: str, round: int, known: Enrolment, booking: GrantedRun, work: SiteWork
-) -> None:
-    """Refuse a round that is not in the plan, for which the site is not drawn, or that is past."""
+) -> tuple[str, ...]:
+    """Refuse a round that is not in the plan, for which the site is not drawn, or that is past.
+    Gives the names of those who are drawn."""
     if round > work.terms.rounds:
         raise Refused("bad-round", f"{round} of {work.terms.rounds}")
     if not known.nonces:
@@ -148,3 +159,4 @@ def check_round(
         raise Refused("not-drawn", f"round {round}")
     if round < booking.last_round:
         raise Refused("stale-round", f"{round}, after {booking.last_round}")
+    return tuple(known.roster[user] for user in drawn)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
 from dpscaffold.algorithms.registry import AGREED
 from dpscaffold.data.sentences import mistake_of
@@ -34,11 +34,52 @@ class _SiteTable(BaseModel):
     )
 
 
+class SecurePolicy(_SiteTable):
+    """``[secure]``: the secure sums that this site takes part in. Without the table it takes part
+    in none.
+
+    In a run with secure sums the server sees the sum of the uploads of several sites and no single
+    upload. The masks hide an upload only as long as enough members are honest, so the people of a
+    site confirm who the members are: they compare fingerprints with each other by telephone, say.
+    ``policy.epsilon`` then holds towards the server together with ``colluders`` sites.
+    """
+
+    required: bool = False
+    """Whether runs without secure sums are refused. Example: ``true``"""
+    least: int = Field(default=3, ge=2)
+    """The smallest number of members of a sum, this site included. It must be at least two more
+    than colluders. Example: ``5``"""
+    colluders: int = Field(default=1, ge=0)
+    """The number of members that may share their keys with the server, or leave out their noise.
+    Members that are not confirmed count among them. Example: ``2``"""
+    voids: int = Field(default=10, ge=0)
+    """How many attempts of a run may end without a result before this site refuses to repeat a
+    round. Each of them counts as a participation. Example: ``20``"""
+    epsilon_alone: float = Field(gt=0, le=1e6)
+    """ε towards the server together with all other sites, over all runs on these records. The masks
+    do not count here, only this site's own noise. One run has epsilon_alone/max_runs. Example:
+    ``20.0``"""
+    members: dict[str, str] = Field(default_factory=dict)
+    """The other sites by name, with the fingerprints of their signing keys. 'site check' prints
+    them. Value: a table of fingerprints. Example: ``{ east = "2414-be14-…" }``"""
+
+    @model_validator(mode="after")
+    def _two_honest(self) -> SecurePolicy:
+        if self.least - self.colluders < 2:
+            raise BadInput(
+                "too-few-sites",
+                f"secure.least is {self.least} with secure.colluders = {self.colluders}; at least "
+                f"two honest sites must hide each other, so give {self.colluders + 2} or more",
+            )
+        return self
+
+
 class Policy(_SiteTable):
     """``[policy]``: the most that any server gets of this site's records, whatever it sends."""
 
     epsilon: float = Field(gt=0, le=1e6)
-    """ε towards the server, over all runs on these records together. Example: ``2.0``"""
+    """ε towards the server, over all runs on these records together. In runs with secure sums:
+    towards the server together with as many sites as may collude. Example: ``2.0``"""
     delta: float = Field(gt=0, lt=1)
     """δ towards the server, over all runs together; one run has delta/max_runs. Example:
     ``1e-06``"""
@@ -49,7 +90,8 @@ class Policy(_SiteTable):
     max_participations: int = Field(default=500, ge=1)
     """The largest number of rounds of one run that this site takes part in. Example: ``200``"""
     min_noise: float = Field(default=1.0, ge=0)
-    """The smallest σ_g that is accepted. Example: ``5.0``"""
+    """The smallest σ_g that is accepted; with secure sums, that of the whole sum. Example:
+    ``5.0``"""
     max_clip: float = Field(default=1.5, gt=0)
     """The largest C that is accepted. Example: ``1.0``"""
     max_local_steps: int = Field(default=100, ge=1)
@@ -75,6 +117,18 @@ class Policy(_SiteTable):
     """Whether runs without privacy are accepted. Example: ``true``"""
     rehearsal: bool = False
     """Whether noise from the plan's seed is accepted; for public data only. Example: ``true``"""
+    _secure: SecurePolicy | None = PrivateAttr(default=None)
+
+    @property
+    def secure(self) -> SecurePolicy | None:
+        """``[secure]`` of the same file; None where it has no such table."""
+        return self._secure
+
+    def with_secure(self, secure: SecurePolicy | None) -> Policy:
+        """This policy together with ``[secure]``."""
+        both = self.model_copy()
+        both._secure = secure
+        return both
 
     @property
     def most_of_one_run(self) -> float:
@@ -120,6 +174,7 @@ class SiteFile(_SiteTable):
     whether a single record is present. Example: ``400``"""
     data: dict[str, Any]
     policy: Policy
+    secure: SecurePolicy | None = None
 
 
 def read_site_file(path: Path) -> SiteFile:
@@ -140,10 +195,26 @@ def read_site_file(path: Path) -> SiteFile:
             f"accountant; it must be at least {SMALLEST_DELTA:g}",
         )
     folder = path.resolve().parent
-    placed = {
+    placed: dict[str, Any] = {
         key: folder / getattr(site, key) for key in ("ca", "node_key", "signing_key", "state")
     }
+    placed["policy"] = site.policy.with_secure(site.secure)
     return site.model_copy(update=placed)
+
+
+@dataclass(frozen=True)
+class SumTerms:
+    """The public numbers of a run's secure sums, for one site.
+
+    ``noise`` is the σ_g of the least noisy sum that the site takes part in, in units of this
+    site's own sensitivity. It counts the noise of this site and of the quietest honest members.
+    """
+
+    colluders: int
+    least: int
+    voids: int
+    participants: int
+    noise: float
 
 
 @dataclass(frozen=True)
@@ -161,6 +232,8 @@ class Terms:
     mechanism: Gaussian | None
     #: Parts of the algorithm with which no bound was proved.
     unproved: Sequence[str] = ()
+    #: The secure sums of the run, as they concern this site.
+    sums: SumTerms | None = None
 
     @property
     def protected(self) -> bool:
@@ -169,7 +242,15 @@ class Terms:
 
     def run(self, records: int, batch: int, delta: float, declared: bool = False) -> Mechanism:
         """What the site does in such a run, for the accountant: this user alone, every round.
-        ``declared`` says that R_i is a constant that the site declared."""
+        ``declared`` says that R_i is a constant that the site declared. With secure sums, the noise
+        is that of the sum."""
+        alone = self.run_alone(records, batch, delta, declared)
+        return alone if self.sums is None else replace(alone, noise=self.sums.noise)
+
+    def run_alone(
+        self, records: int, batch: int, delta: float, declared: bool = False
+    ) -> Mechanism:
+        """The same with the site's own noise, whatever others do."""
         if self.mechanism is None:
             raise PrivacyError("no-privacy", "a run without privacy has no account")
         run = self.mechanism.run(
@@ -209,13 +290,30 @@ def check_terms(policy: Policy, terms: Terms) -> None:
     _among("policy-algorithm", "algorithm", terms.algorithm, policy.algorithms)
     _among("policy-model", "task", terms.task, policy.tasks)
     _within("policy-model", "parameters", terms.parameters, policy.max_parameters)
+    _check_sums(policy.secure, terms)
+
+
+def _check_sums(policy: SecurePolicy | None, terms: Terms) -> None:
+    """Refuse secure sums that the policy does not allow, or a run without them."""
+    sums = terms.sums
+    if sums is None:
+        if policy is not None and policy.required:
+            raise Refused("policy-secure", "secure.required is true, and the plan has no [secure]")
+        return
+    if policy is None:
+        raise Refused("policy-secure", "site.toml has no [secure]")
+    if sums.colluders < policy.colluders:
+        raise Refused("policy-secure", f"colluders {sums.colluders}, at least {policy.colluders}")
+    if sums.participants < policy.least:
+        raise Refused("policy-secure", f"{sums.participants} in a sum, at least {policy.least}")
 
 
 def _check_query(policy: Policy, terms: Terms, mechanism: Gaussian) -> None:
     if not mechanism.secret and not policy.rehearsal:
         raise Refused("policy-rehearsal")
-    if not mechanism.noise >= policy.min_noise or mechanism.noise <= 0:
-        raise Refused("policy-noise", f"noise {mechanism.noise}, at least {policy.min_noise}")
+    noise = mechanism.noise if terms.sums is None else terms.sums.noise
+    if not noise >= policy.min_noise or mechanism.noise <= 0:
+        raise Refused("policy-noise", f"noise {noise}, at least {policy.min_noise}")
     if isinstance(mechanism.clip, str) or not 0 < mechanism.clip <= policy.max_clip:
         raise Refused("policy-clip", f"clip {mechanism.clip}, at most {policy.max_clip}")
     _among("policy-unit", "unit", mechanism.unit, policy.units)
@@ -237,21 +335,29 @@ def _among(reason: str, name: str, value: str, allowed: tuple[str, ...]) -> None
 
 @dataclass(frozen=True)
 class RemainingBudget:
-    """What all runs together may still spend, and how many more runs there may be."""
+    """What all runs together may still spend, and how many more runs there may be. ``alone`` is ε
+    towards the server and all other sites."""
 
     epsilon: float
     delta: float
     runs: int
+    alone: float = 0.0
 
 
 @dataclass(frozen=True)
 class SiteGrant:
     """How often the site takes part in a run at most, and the ε and δ booked for that; ε None
-    means that nothing is promised (no privacy, or a rehearsal)."""
+    means that nothing is promised (no privacy, or a rehearsal). ``epsilon_alone`` is that of a run
+    with secure sums if all others collude."""
 
     participations: int
     epsilon: float | None
     delta: float
+    epsilon_alone: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """For the ledger."""
+        return {k: v for k, v in vars(self).items() if k != "epsilon_alone" or v is not None}
 
 
 def grant(
@@ -272,7 +378,9 @@ def grant(
     if left.runs < 1:
         raise Refused("policy-runs")
     rounds = terms.rounds
-    most = min(policy.max_participations, rounds + max(2, math.ceil(rounds / 20)))
+    voids = 0 if terms.sums is None else terms.sums.voids
+    spare = max(2, math.ceil(rounds / 20), voids)
+    most = min(policy.max_participations, rounds + spare)
     least = math.ceil(terms.user_ratio * rounds - 1e-9) + 2
     if not terms.protected:
         if most < least:
@@ -283,8 +391,18 @@ def grant(
         raise Refused("policy-epsilon", f"a delta of {left.delta:g} is left")
     run = terms.run(records, batch, policy.run_delta, declared)
     count = participations_within(run, run.groups[0], budget, most)
+    alone = None
+    if policy.secure is not None and terms.sums is not None:
+        alone = terms.run_alone(records, batch, policy.run_delta, declared)
+        share = min(left.alone, policy.secure.epsilon_alone / policy.max_runs)
+        count = participations_within(alone, alone.groups[0], share, count)
     if count < least:
         raise Refused(
             "policy-epsilon", f"{budget:.4g} allows {count} participations, and {least} are wanted"
         )
-    return SiteGrant(count, spent(run, count, run.groups[0]), policy.run_delta)
+    return SiteGrant(
+        count,
+        spent(run, count, run.groups[0]),
+        policy.run_delta,
+        None if alone is None else spent(alone, count, alone.groups[0]),
+    )

@@ -8,7 +8,8 @@ A chained journal (``ledger.jsonl``) of these lines:
 ``grant``       a run was accepted: at most n participations, the ε and δ booked for them
 ``begin``       the site showed its nonce for a roster and its commitments: the grant stays booked
 ``release``     a grant of a run that never began was taken back
-``participate`` one more participation in a run; written before anything is computed
+``participate`` one more participation in a run (of a secure sum: one more attempt); written
+                before anything is computed
 ``recover``     the operator booked what cannot be accounted for as spent
 ==============  ================================================================================
 
@@ -35,7 +36,11 @@ from dpscaffold.runs.journal import Anchor, Journal
 
 @dataclass(frozen=True)
 class GrantedRun:
-    """One run in the ledger: its grant, whether it began, and what was used of it."""
+    """One run in the ledger: its grant, whether it began, and what was used of it.
+
+    With secure sums every attempt at a round is a participation. ``last_attempt`` is the last one
+    of ``last_round``, and ``voids`` counts the attempts that repeated a round.
+    """
 
     run: str
     plan: str
@@ -46,6 +51,8 @@ class GrantedRun:
     fixed: str = ""
     participations: int = 0
     last_round: int = 0
+    last_attempt: int = 0
+    voids: int = 0
     first_time: str = ""
     last_time: str = ""
 
@@ -117,14 +124,30 @@ class SiteLedger:
         delta = policy.delta - sum(b.grant.delta for b in booked)
         epsilon -= sum(lost.epsilon for lost in self.lost)
         delta -= sum(lost.delta for lost in self.lost)
-        return RemainingBudget(max(0.0, epsilon), max(0.0, delta), policy.max_runs - len(booked))
+        return RemainingBudget(
+            max(0.0, epsilon),
+            max(0.0, delta),
+            policy.max_runs - len(booked),
+            self._alone(policy, booked),
+        )
+
+    def _alone(self, policy: Policy, booked: list[GrantedRun]) -> float:
+        """What is left of ε towards the server and all other sites. A run without secure sums
+        costs as much towards them as towards the server."""
+        if policy.secure is None:
+            return 0.0
+        grants = [booking.grant for booking in booked]
+        spent = sum(g.epsilon_alone or g.epsilon or 0.0 for g in grants)
+        return max(
+            0.0, policy.secure.epsilon_alone - spent - sum(lost.epsilon for lost in self.lost)
+        )
 
     def book(self, run: str, plan: str, granted: SiteGrant, account: dict[str, Any]) -> None:
         """Book a grant, before the site says yes."""
         if not math.isfinite(granted.epsilon or 0.0):
             raise Refused("policy-epsilon", "the grant's epsilon is infinite")
         line = {"event": "grant", "run": run, "plan": plan, "account": account}
-        self._append(line | {"grant": vars(granted)})
+        self._append(line | {"grant": granted.to_dict()})
 
     def begin(self, run: str, fixed: str) -> None:
         """The nonce is about to be shown; ``fixed`` is the digest of what the run began with, so
@@ -143,9 +166,11 @@ class SiteLedger:
             self._append({"event": "release", "run": run})
         return bool(idle)
 
-    def participate(self, run: str, round: int) -> int:
-        """Count one more participation; it is on disk when this returns. Gives the run's count."""
-        self._append({"event": "participate", "run": run, "round": round})
+    def participate(self, run: str, round: int, attempt: int = 0) -> int:
+        """Count one more participation; it is on disk when this returns. Gives the run's count.
+        ``attempt`` is that of a secure sum."""
+        line = {"event": "participate", "run": run, "round": round}
+        self._append(line | ({"attempt": attempt} if attempt else {}))
         return self.runs[run].participations
 
     def recover(self, runs: Iterable[str], lost: RecoveryEntry) -> None:
@@ -189,11 +214,14 @@ class SiteLedger:
             raise ValueError(f"unknown event {event!r}")
 
     def _count(self, line: dict[str, Any]) -> None:
-        before = self.runs[line["run"]]
+        before, attempt = self.runs[line["run"]], int(line.get("attempt", 0))
+        again = attempt > 0 and int(line["round"]) == before.last_round
         self._change(
             before.run,
             participations=before.participations + 1,
             last_round=max(before.last_round, int(line["round"])),
+            last_attempt=attempt,
+            voids=before.voids + int(again),
             first_time=before.first_time or line["time"],
             last_time=line["time"],
         )

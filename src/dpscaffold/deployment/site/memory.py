@@ -60,6 +60,8 @@ class Enrolment:
     commitments: Mapping[str, str] = field(default_factory=dict)
     nonces: Mapping[str, str] = field(default_factory=dict)
     over: bool = False
+    #: Names, sizes and signing keys of everybody in a run with secure sums.
+    members: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from dpscaffold.deployment.site.file import Terms, read_site_file
 from dpscaffold.deployment.site.ledger import GrantedRun, SiteLedger
 from dpscaffold.deployment.site.memory import StateFolder
 from dpscaffold.deployment.site.recovery import recover
+from dpscaffold.deployment.site.secure import sums_of
 from dpscaffold.deployment.site.work import opener
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.ledger import spent
@@ -68,12 +69,21 @@ def _run_line(booking: GrantedRun) -> dict[str, Any]:
         "last": booking.last_time,
     }
     if booking.grant.epsilon is not None:
-        terms = Terms(**account["terms"], mechanism=Gaussian(**account["mechanism"]))
-        run = terms.run(
-            account["records"], account["batch"], booking.grant.delta, account["declared"]
+        terms = Terms(
+            **account["terms"],
+            mechanism=Gaussian(**account["mechanism"]),
+            sums=sums_of(booking),
         )
+        facts = (account["records"], account["batch"], booking.grant.delta, account["declared"])
+        run = terms.run(*facts)
         line["epsilon_spent"] = spent(run, booking.participations, run.groups[0])
         line["neighbours"] = run.neighbours
+        if terms.sums is not None:
+            alone = terms.run_alone(*facts)
+            line["colluders"] = terms.sums.colluders
+            line["voids"] = booking.voids
+            line["epsilon_alone_granted"] = booking.grant.epsilon_alone
+            line["epsilon_alone_spent"] = spent(alone, booking.participations, alone.groups[0])
     return line
 
 
@@ -85,6 +95,12 @@ def ledger_lines(said: dict[str, Any]) -> list[str]:
         if run["epsilon_granted"] is not None:
             spent, granted = round_up(run["epsilon_spent"]), round_up(run["epsilon_granted"])
             cost = f"ε spent {spent} of {granted} at δ = {run['delta']:.3g} ({run['neighbours']})"
+            if "colluders" in run:
+                cost += (
+                    f" towards the server and {run['colluders']} sites through secure sums, "
+                    f"{round_up(run['epsilon_alone_spent'])} of "
+                    f"{round_up(run['epsilon_alone_granted'])} if all others collude"
+                )
         lines.append(
             f"run {run['run'][:8]}…: {run['participations']} of {run['granted']} participations, "
             f"{cost}" + ("" if run["began"] else "; never began")

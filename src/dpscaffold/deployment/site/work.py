@@ -14,15 +14,22 @@ import torch
 
 from dpscaffold.algorithms import Algorithm, Broadcast
 from dpscaffold.deployment.protocol.agreement import Offer, names_in, read_offer
+from dpscaffold.deployment.protocol.enrolment import EnrolledRun
 from dpscaffold.deployment.protocol.messages import Refused, Vectors
 from dpscaffold.deployment.protocol.shapes import broadcast_lengths, slot_lengths
-from dpscaffold.deployment.site.file import Policy, SiteFile, Terms
+from dpscaffold.deployment.protocol.sums import Members
+from dpscaffold.deployment.server.agreed import setting_of
+from dpscaffold.deployment.site.file import Policy, SiteFile, SumTerms, Terms
 from dpscaffold.deployment.site.reading import SiteRecords, read_records
 from dpscaffold.engines.participation.drawing import Row
-from dpscaffold.engines.participation.participate import participate
+from dpscaffold.engines.participation.participate import participate, secure_upload
 from dpscaffold.engines.participation.records import LocalRecords
 from dpscaffold.errors import BadInput
+from dpscaffold.privacy import PrivacyError
+from dpscaffold.privacy.aggregate import secure_factors
 from dpscaffold.randomness.streams import Randomness
+from dpscaffold.setting import Setting
+from dpscaffold.setting.budget import Budget
 from dpscaffold.setting.gaussian import Gaussian
 from dpscaffold.setting.plan import Plan
 from dpscaffold.tasks import Task
@@ -67,6 +74,42 @@ class OfferedWork:
         return terms_of(self)
 
     @property
+    def secure(self) -> bool:
+        """Whether the server sees only sums of uploads."""
+        return self.offer.secure is not None
+
+    def sum_terms(self, name: str, members: Members, least: int) -> SumTerms:
+        """The numbers of the run's secure sums for the site ``name``."""
+        if self.plan.local_steps != 1:
+            raise Refused("policy-steps", f"local_steps {self.plan.local_steps} in a secure sum")
+        if self.algorithm.memory:
+            raise Refused("policy-algorithm", f"{self.algorithm.name} has a memory")
+        try:
+            return sum_terms(self, name, members, least)
+        except (BadInput, PrivacyError) as error:
+            raise Refused("policy-secure", str(error)) from error
+
+    def integers(
+        self, round: int, name: str, told: Vectors, members: Members, count: int
+    ) -> np.ndarray:
+        """One participation in a secure sum of ``count`` members."""
+        setting = self._sum_setting(members)
+        row = self._row(round, members.names.index(name), setting.privacy_in(count))
+        broadcast = Broadcast(round, self._stack(told["params"]), {})
+        upload, _ = secure_upload(
+            self.task, [replace(row, sums=setting.sums)], self._records, broadcast
+        )
+        assert setting.sums is not None
+        return setting.sums.grid.words(upload.params[0])
+
+    def _sum_setting(self, members: Members) -> Setting:
+        """Made once: a run's members never change."""
+        if "_made" not in self.__dict__:
+            self.__dict__["_made"] = sum_setting(self.offer, members, self.declared)
+        made: Setting = self.__dict__["_made"]
+        return made
+
+    @property
     def warm_rounds(self) -> int:
         """Rounds that only set control variates."""
         return self.plan.warm_rounds or 0 if self.algorithm.warm_up is not None else 0
@@ -103,19 +146,7 @@ class OfferedWork:
         self, round: int, user: int, told: Vectors, slots: Vectors
     ) -> tuple[Vectors, Vectors]:
         """K local steps; in a secret run every call takes new keys from the operating system."""
-        secret = self.mechanism is not None and self.mechanism.secret
-        streams = Randomness(self.plan.public_seed, secret)
-        public = self.records if self.declared else None
-        row = Row(
-            user,
-            len(self.held),
-            self.batch,
-            self.plan,
-            self.mechanism,
-            streams,
-            declared=public,
-            round=round,
-        )
+        row = self._row(round, user, self.mechanism)
         shared = {k.removeprefix("shared."): v for k, v in told.items() if k != "params"}
         broadcast = Broadcast(round, self._stack(told["params"]), self._stacks(shared))
         phase = self._phase(round)
@@ -132,6 +163,19 @@ class OfferedWork:
             else:
                 uploaded[f"totals.{name}"] = _row(value)
         return uploaded, {name: _row(value) for name, value in kept.items()}
+
+    def _row(self, round: int, user: int, mechanism: Gaussian | None) -> Row:
+        secret = mechanism is not None and mechanism.secret
+        return Row(
+            user,
+            len(self.held),
+            self.batch,
+            self.plan,
+            mechanism,
+            Randomness(self.plan.public_seed, secret),
+            declared=self.records if self.declared else None,
+            round=round,
+        )
 
     def _stack(self, vector: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(np.array(vector, np.float32))[None].to(self.device)
@@ -158,6 +202,31 @@ def terms_of(work: OfferedWork) -> Terms:
         parameters=work.task.parameters,
         mechanism=work.mechanism,
         unproved=work.algorithm.unproved,
+    )
+
+
+def sum_setting(offer: Offer, members: Members, declared: bool) -> Setting:
+    """A run with secure sums on its roster, as the server and every member describe it."""
+    enrolled = EnrolledRun("", {}, members.names, "", members.sizes, declared=declared)
+    return setting_of(offer, enrolled, Budget())
+
+
+def sum_terms(work: OfferedWork, name: str, members: Members, least: int) -> SumTerms:
+    """The numbers of a run's secure sums for one member that accepts no list shorter than
+    ``least``."""
+    setting = sum_setting(work.offer, members, work.declared)
+    sums, run, user = setting.sums, setting.mechanism, members.names.index(name)
+    if sums is None or run is None or run.secure is None:
+        raise BadInput("no-noise", "secure sums need privacy.noise")
+    shortest = min(max(least, sums.least), sums.participants)
+    run = replace(run, secure=replace(run.secure, least=shortest))
+    group = run.membership[user] if run.membership else 0
+    return SumTerms(
+        sums.secure.colluders,
+        shortest,
+        sums.secure.voids,
+        sums.participants,
+        run.noise * float(secure_factors(run)[group]),
     )
 
 

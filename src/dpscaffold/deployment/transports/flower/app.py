@@ -62,6 +62,7 @@ def answer_message(message: Message, path: Path) -> Message:
             lambda: file.policy,
             opener(file, path.resolve().parent, torch.device("cpu"), log),
             share_slots=file.share_slots,
+            keeps_keys=False,
             log=log,
         )
         answered = site.answer(from_records(message.content))

@@ -16,7 +16,8 @@ import httpx
 import torch
 
 from dpscaffold.atomic import write_text
-from dpscaffold.deployment.protocol.messages import Refused, SignedMessage
+from dpscaffold.deployment.protocol.messages import Refused, SignedMessage, public_of
+from dpscaffold.deployment.protocol.sums import Members
 from dpscaffold.deployment.provision import (
     check_certificate,
     host_and_port,
@@ -28,8 +29,9 @@ from dpscaffold.deployment.server.config import load_served
 from dpscaffold.deployment.site.answer import Site
 from dpscaffold.deployment.site.file import Policy, SiteFile, check_terms, grant, read_site_file
 from dpscaffold.deployment.site.ledger import SiteLedger
-from dpscaffold.deployment.site.memory import StateFolder
+from dpscaffold.deployment.site.memory import RunMemory, StateFolder
 from dpscaffold.deployment.site.reading import broken_lines, check_data_table
+from dpscaffold.deployment.site.secure import described_members, named_members, summed
 from dpscaffold.deployment.site.work import opener
 from dpscaffold.deployment.transports.flower import check_proxy
 from dpscaffold.deployment.transports.flower.node import (
@@ -147,12 +149,29 @@ def check_site(path: Path, offer: Path | None, connect: bool) -> Iterator[tuple[
             yield f"{what} is there and readable by its owner", True
         except BadInput as error:
             yield str(error), False
+    yield from _members_checked(file)
     if offer is None:
         yield from _lines_checked(path, file)
     if connect:
         yield _connection(file)
     if offer is not None:
         yield from _judged(path, file, offer)
+
+
+def _members_checked(file: SiteFile) -> Iterator[tuple[str, bool]]:
+    """This site's fingerprint, and who the other members of secure sums are."""
+    try:
+        public = public_of(read_signing_key(file.signing_key))
+    except BadInput:
+        return  # said already
+    folders = sorted((file.state / "runs").glob("*")) if file.state.is_dir() else []
+    try:
+        runs = [RunMemory(folder).enrolment() for folder in folders]
+    except Refused as no:
+        yield f"the state folder cannot be read: {no.detail}", False
+        return
+    offered = [Members.from_dict(run.members) for run in runs if run and run.members]
+    yield from described_members(file, public, offered)
 
 
 def _connection(file: SiteFile) -> tuple[str, bool]:
@@ -179,23 +198,28 @@ def _lines_checked(path: Path, file: SiteFile) -> Iterator[tuple[str, bool]]:
 def _judged(path: Path, file: SiteFile, offer: Path) -> Iterator[tuple[str, bool]]:
     """What this site would answer to a plan, and which records would say nothing; the ledger is
     read and not written."""
-    raw = load_served(offer).offer().to_dict()
+    served = load_served(offer)
+    raw = served.offer().to_dict()
     open_work = opener(file, path.resolve().parent, torch.device("cpu"), lambda sentence: None)
     try:
         work = open_work(raw, file.policy)
         yield from work.held.notes
-        check_terms(file.policy, work.terms)
+        terms = summed(work, file.name, named_members(work, served.deploy.records), file.policy)
+        check_terms(file.policy, terms)
         ledger = SiteLedger(file.state / "ledger.jsonl", file.name)
         left = ledger.left(file.policy)
-        granted = grant(
-            file.policy, work.terms, work.records, work.batch, left, declared=work.declared
-        )
+        granted = grant(file.policy, terms, work.records, work.batch, left, work.declared)
     except Refused as no:
         yield f"{offer} would be refused: {no}", False
         return
     cost = "no privacy" if granted.epsilon is None else f"epsilon {round_up(granted.epsilon)}"
+    towards = "towards the server"
+    if terms.sums is not None:
+        towards += f" together with {terms.sums.colluders} of the other sites"
+    if granted.epsilon_alone is not None:
+        towards += f"; epsilon {round_up(granted.epsilon_alone)} if all other sites collude"
     yield (
         f"{offer} would be accepted: at most {granted.participations} participations, {cost} at "
-        f"delta {granted.delta:.3g}, towards the server",
+        f"delta {granted.delta:.3g}, {towards}",
         True,
     )
