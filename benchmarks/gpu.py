@@ -230,7 +230,7 @@ def evaluated(report: Report, data: Federation, plan: Plan, device: torch.device
     times = {}
     real = driver.BackgroundWorker
     short = replace(plan, rounds=40, evaluate_every=1)
-    for way in ("beside", "in line", "beside", "in line"):
+    for way in ("overlapped", "in line", "overlapped", "in line"):
         if way == "in line":
             driver.BackgroundWorker = lambda *_: real(torch.device("cpu"))  # type: ignore[assignment]
         try:
@@ -242,7 +242,7 @@ def evaluated(report: Report, data: Federation, plan: Plan, device: torch.device
         finally:
             driver.BackgroundWorker = real
     report.note(
-        f"40 rounds, each evaluated: {times['beside']:.2f} s beside the next round, "
+        f"40 rounds, each evaluated: {times['overlapped']:.2f} s during the next round, "
         f"{times['in line']:.2f} s in line"
     )
 

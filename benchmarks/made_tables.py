@@ -1,7 +1,7 @@
 """Tables for ``benchmarks/tables.py`` that need no download: made up, or bundled with scikit-learn
 and partitioned to sites that differ.
 
-Each function writes a file, or a folder of one file per site, and returns what ``init`` is told.
+Each function writes a file, or a folder of one file per site, and returns the options of ``init``.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _write_form(path: Path, columns: dict[str, list[object]], form: Form) -> Non
 # ------------------------------------
 
 
-def dealt(rows: np.ndarray, sites: int, seed: int = 0) -> np.ndarray:
+def random_sites(rows: np.ndarray, sites: int, seed: int = 0) -> np.ndarray:
     """Sites of unequal sizes whose records differ: cut along a random direction, with noise."""
     rng = np.random.default_rng(seed)
     standard = (rows - rows.mean(0)) / np.maximum(rows.std(0), 1e-9)
@@ -139,7 +139,7 @@ def bundled(load: Callable[[], object], name: str, sites: int, folder: Path) -> 
     rows, target = np.asarray(found.data), np.asarray(found.target)  # type: ignore[attr-defined]
     columns: dict[str, Sequence[object]] = {f"x{j}": rows[:, j] for j in range(rows.shape[1])}
     label = target if target.dtype.kind == "f" else [f"c{v}" for v in target]
-    site = [f"s{v}" for v in dealt(rows, sites)]
+    site = [f"s{v}" for v in random_sites(rows, sites)]
     csv(folder / f"{name}.csv", {**columns, "site": site, "outcome": label})
     return Written(folder / f"{name}.csv", "outcome", "site")
 

@@ -155,7 +155,7 @@ def main() -> None:
         f"python benchmarks/peers.py --out FOLDER --repeats {chosen.repeats} "
         f"--threads {chosen.threads} --clock {chosen.clock}"
     )
-    lines = ["# Beside our peers", "",
+    lines = ["# Compared with other libraries", "",
              f"Machine: {platform.machine()}, {chosen.threads} thread(s), PyTorch "
              f"{torch.__version__}, {chosen.clock} time, best of the repeats.",
              "", f"Command: `{command}`.", "",

@@ -126,7 +126,7 @@ def case_of(row: str, epsilon: float) -> Case:
 
 
 def public(case: Case) -> tuple[Facts, Goal, Limits, Preset]:
-    """What the planner is told: sizes, shape, γ where the partition is by similarity, the task, λ
+    """What the planner knows: sizes, shape, γ where the partition is by similarity, the task, λ
     and what one can afford; no record."""
     settings = case.settings
     assert settings.privacy is not None and settings.privacy.epsilon is not None
@@ -289,16 +289,16 @@ def report(done: Sequence[Trained]) -> str:
         "`python benchmarks/plans.py --out FOLDER --device cuda --data-dir DATA`, then `--out "
         "FOLDER --write docs`.",
         "Each plan was made from public facts alone (users, sizes, features, classes, γ where the "
-        "data are dealt out by similarity, the task, λ, ε towards the server at δ = 1/records, at "
+        "data are split by similarity, the task, λ, ε towards the server at δ = 1/records, at "
         "most 400 rounds, the row's K, a fifth of the users in a round, Poisson batches), written "
         f"and trained as it is, {seeds} seeds; accuracy is that of the averaged model, in per "
-        "cent, ± the deviation over seeds. Beside it stands the best of the frontier "
+        "cent, ± the deviation over seeds. Next to it is the best of the frontier "
         "(docs/results/frontier) at the same ε: the best of all algorithms, step sizes, clips, K "
         "and averaged shares of the rounds that were tried there, 400 rounds each, **with the test "
         "data in view**.",
         "\n".join(lines(done)),
         f"Device: {devices}; largest T {rounds}; a plan took {min(planning):.0f} to "
-        f"{max(planning):.0f} s beside others (without the curve over ε).",
+        f"{max(planning):.0f} s while others ran (without the curve over ε).",
     ]
     return "\n\n".join(parts) + "\n"
 
