@@ -59,7 +59,7 @@ BAD = [
     ("init h.csv --label readmited", "no label column 'readmited'", "did you mean 'readmitted'?"),
     ("predict runs/h2 new.csv --keep Patient", "column 'Patient'", "did you mean 'patient_id'?"),
     ("init twice.csv --label readmitted", "'age'", "give each its own name"),
-    ("train h2.toml --out runs/h2", "already holds a run", "add --resume to go on with it, or"),
+    ("train h2.toml --out runs/h2", "already holds a run", "add --resume to continue it, or"),
     ("export runs/h2 --to tensorflow", "--to is 'tensorflow'", "choose one of onnx, torch"),
     ("privacy --users 10", "missing --records, --rounds", "give them all, or a configuration"),
     ("config explain weigthing", "no key 'weigthing'", "did you mean 'plan.weighting'?"),

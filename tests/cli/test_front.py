@@ -191,7 +191,7 @@ def test_a_run_folder_shows_its_configuration(finished, monkeypatch, capsys):
 
 def test_resuming_what_is_no_run_says_so(finished, monkeypatch, capsys):
     code, _, err = here(monkeypatch, capsys, finished, "train", "--resume", "nowhere")
-    assert code == 2 and "nowhere holds no run to go on with" in err
+    assert code == 2 and "nowhere holds no run to continue" in err
 
 
 def test_a_key_that_is_left_out_by_hand_is_planned_no_more(tmp_path):

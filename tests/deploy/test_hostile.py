@@ -115,7 +115,7 @@ def test_it_cannot_go_beyond_the_policy(world, changes, code):
             offered(world, **changes)
         return
     assert offered(world, **changes) == code
-    assert world.ledger("north").anchor == before  # nothing was booked
+    assert world.ledger("north").anchor == before  # nothing was recorded
 
 
 def test_it_cannot_have_more_rounds_than_were_granted(world):

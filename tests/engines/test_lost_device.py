@@ -61,7 +61,7 @@ def test_a_run_ends_in_a_sentence_and_goes_on_where_it_was_stored(
     assert status == 5 and "Traceback" not in said
     assert said.strip().splitlines()[-1] == (
         f"error: device is cpu, and it gave up in round {after} (CUDA error: unspecified launch "
-        f"failure); once it is back, the run goes on from its {where} with --resume"
+        f"failure); once it is back, the run continues from its {where} with --resume"
     )
     assert command(monkeypatch, capsys, *words, "--resume")[0] == 0
     whole = tmp_path / "whole"

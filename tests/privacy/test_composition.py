@@ -333,7 +333,7 @@ def test_run_folders_over_other_records(tmp_path):
 def test_run_folders_that_share_a_seed(tmp_path):
     seeded = [trained(tmp_path / name, 5, "") for name in "ab"]
     shown = call("privacy", *seeded)
-    assert "nothing is promised" in shown.stdout and shown.exit_code == 0
+    assert "nothing is guaranteed" in shown.stdout and shown.exit_code == 0
     assert answer("privacy", *seeded)["epsilon"]["server"] is None
     secret = [trained(tmp_path / name, 5) for name in "cd"]
     said = answer("privacy", *secret)

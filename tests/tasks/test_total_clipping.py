@@ -294,7 +294,7 @@ def test_bounds_out_of_float32s_reach_are_refused_or_count_as_zero():
 
 
 def test_an_infinite_clip_still_sums_to_something_finite():
-    """Without noise nothing is promised, but long gradients end at 1e30 and others are whole."""
+    """Without noise nothing is guaranteed, but long gradients end at 1e30 and others are whole."""
     left = torch.tensor([[[1.0, 1.0, HUGE]]])
     part = LayerOuter(left, torch.tensor([[[2.0, HUGE, HUGE]]]))
     clip_outer([part], None, torch.tensor([math.inf]))

@@ -327,7 +327,7 @@ def a_site_behind(folder: Path) -> None:
 
 
 def recovered(folder: Path) -> object:
-    """That the whole grant is booked as spent, and the site is not behind any more."""
+    """That the whole grant is recorded as spent, and the site is not behind any more."""
     from dpscaffold.deployment.site.file import read_site_file
     from dpscaffold.deployment.site.ledger import SiteLedger
 

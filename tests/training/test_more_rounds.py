@@ -393,7 +393,7 @@ def test_no_number_of_a_statement_is_that_of_the_first_part(draw_given, seed_pub
     told = {"draw_given": draw_given, "seed_public": seed_public}
     one, both = (statement_of_parts(parts[:count], **told) for count in (1, 2))
     before, after = _spent(one.to_json()), _spent(both.to_json())
-    missing = before.keys() - after.keys()  # a number that is not there promises nothing
+    missing = before.keys() - after.keys()  # a number that is not there has no guarantee
     assert len(before) > 10 and all("/groups/" in place for place in missing)
     assert not [place for place in before.keys() - missing if after[place] <= before[place]]
     first = "ledger" if draw_given and not seed_public else "server"

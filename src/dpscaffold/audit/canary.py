@@ -110,7 +110,7 @@ def make_pair(task: Task, kind: Kind, run: Mechanism, dimension: int, seed: int)
     if isinstance(run.clip, str):
         raise BadInput(
             "median-clip",
-            "privacy.clip is 'median', which promises nothing; give a number to audit",
+            "privacy.clip is 'median', which has no guarantee; give a number to audit",
         )
     candidates = _candidates(run.clip, dimension, seed)
     low, high = _labels(kind, run.clip)

@@ -69,7 +69,7 @@ class RealRunCost:
         if self.simulated:
             said += " It is a simulation: with secret noise it would have spent that much."
         if self.budget_file is not None:
-            said += f" All its planned rounds are booked in {self.budget_file}."
+            said += f" All its planned rounds are recorded in {self.budget_file}."
         return said
 
 

@@ -172,7 +172,7 @@ def read_case(source: Path, overrides: list[str] | None = None) -> AuditedRun:
         if participations == 0:
             raise BadInput(
                 "no-rounds-yet",
-                f"nobody has taken part in {folder} yet, so it promises nothing so far",
+                f"nobody has taken part in {folder} yet, so it has no guarantee so far",
             )
     subject = subject_of(setting, run, federation, participations)
     claims = claims_of(run, participations, setting.budget.colluders)

@@ -57,11 +57,11 @@ def demo_command(
             settings, out / name, resume=True, quiet=as_json or quiet, federation=federation
         )
         if result.ended == "interrupted":
-            console.print(f"{result.message}; run the same command again to go on")
+            console.print(f"{result.message}; run the same command again to continue")
             raise typer.Exit(130)
     show([out / name for name, _, _ in RUNS], out / "comparison.png", as_json)
     console.print(
         "\nDP-SCAFFOLD corrects each user's drift with control variates that are computed from "
         "noised gradients only,\nso the correction costs no privacy. `dpscaffold privacy "
-        f"{out / RUNS[0][0]}` says what its ε promises."
+        f"{out / RUNS[0][0]}` shows what its ε guarantees."
     )

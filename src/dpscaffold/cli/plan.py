@@ -109,7 +109,7 @@ def plan_command(
         typer.echo(json.dumps(plain(planning.as_json(found)), indent=2, ensure_ascii=False))
     elif not quiet:
         if view is None and "view" not in tables.get("privacy", {}):
-            console.print("no view was named: ε is promised towards the server")
+            console.print("no view was named: ε is against the server")
         console.print("\n".join(planning.plan_lines(found)), markup=False)
         console.print(f"{out} holds {', '.join(files)}")
         if _needs_copy(settings, out):

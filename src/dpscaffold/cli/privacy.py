@@ -196,7 +196,7 @@ def privacy(
     if not said.guarantee:
         given: dict[str, object] = {"--delta": delta, "--view": view, "--colluders": colluders}
         given |= {"--group": group, "--plot": plot, "--tradeoff": tradeoff}
-        refuse_given(given, f"but nothing is promised ({said.reason}); leave it out")
+        refuse_given(given, f"but nothing is guaranteed ({said.reason}); leave it out")
     _draw(about, said, plot, tradeoff)
     if as_json:
         typer.echo(json.dumps(said.to_json(), indent=2, allow_nan=False))

@@ -145,7 +145,7 @@ def _reproduce(
         except StopRequested as stopped:
             console.print(
                 f"{chosen.name}: stopped by {stopped}; what is finished is kept, the same command "
-                f"goes on with it"
+                f"continues it"
             )
             raise interrupted(str(stopped)) from None
     if not silent:

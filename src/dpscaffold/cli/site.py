@@ -114,9 +114,9 @@ def recover(
     from dpscaffold.deployment.site.operation import recover_site
 
     if not yes:
-        _ask("the rest of the grant will be booked as spent, for good; go on?")
+        _ask("the rest of the grant will be recorded as spent, permanently; continue?")
     said = recover_site(file)
-    typer.echo("\n".join(said) or "the ledger is not behind; nothing was booked")
+    typer.echo("\n".join(said) or "the ledger is not behind; nothing was recorded")
 
 
 def _ask(question: str) -> None:
@@ -125,10 +125,10 @@ def _ask(question: str) -> None:
         agreed = typer.confirm(question)
     except typer.Abort:  # no terminal, or its end
         raise BadInput(
-            "not-confirmed", "nobody answered, so nothing was booked; give --yes to go on"
+            "not-confirmed", "nobody answered, so nothing was recorded; give --yes to continue"
         ) from None
     if not agreed:
-        raise BadInput("not-confirmed", "the answer was no, so nothing was booked")
+        raise BadInput("not-confirmed", "the answer was no, so nothing was recorded")
 
 
 @app.command()

@@ -23,7 +23,7 @@ from dpscaffold.runs.ledger import JOURNAL
 
 SIMULATED = (
     "simulated: the noise of a run with a seed can be removed by whoever holds the seed; with "
-    "secret noise the runs would promise this"
+    "secret noise the runs would guarantee this"
 )
 NOT_COMPARED = (
     "the runs count as over the same records, which were not compared: that needs runs made with "
@@ -85,7 +85,7 @@ def parts_of(source: Path, about: StatementSubject, colluders: int) -> list[RunP
     said = about.statement(colluders=colluders)
     if not said.guarantee:
         raise PrivacyError(
-            "no-privacy", f"{source} promises nothing ({said.reason}), so nothing adds up"
+            "no-privacy", f"{source} has no guarantee ({said.reason}), so nothing adds up"
         )
     begun = [part for part in about.parts if part.rounds]
     ledgers: list[Ledger | None] = [*begun] if begun else [about.ledger]

@@ -193,7 +193,7 @@ def requested(config: Path | None, out: Path | None, resume: bool) -> TrainReque
         _check_run_folder(config, resume)
         config, folder = config / "config.toml", config
     elif resume and not config.suffix and not config.exists():
-        raise BadInput("not-a-run", f"{config} holds no run to go on with; name a run folder")
+        raise BadInput("not-a-run", f"{config} holds no run to continue; name a run folder")
     elif resume and (config.parent / "run.json").exists():
         folder = config.parent
     else:
@@ -207,9 +207,7 @@ def _check_run_folder(folder: Path, resume: bool) -> None:
             "not-a-run", f"{folder} is a folder without a run; name a configuration (TOML)"
         )
     if not resume:
-        raise BadInput(
-            "run-exists", f"{folder} is a run folder; add --resume to go on with its run"
-        )
+        raise BadInput("run-exists", f"{folder} is a run folder; add --resume to continue its run")
 
 
 def engine_of(request: TrainRequest) -> str:

@@ -7,9 +7,9 @@ adaptive composition with known dominating pairs, and their loss distributions c
 Wang 2022), which is never worse.
 
 Both take for granted that the runs' noise and draws are independent. Runs that share the seed of
-their noise reveal its difference: nothing is promised about them together. Runs with noise of their
-own but one seed for the draw have the same users take part, and so have copies of one run that both
-went on: only what was spent given who took part adds up. A seed that is not known counts as shared.
+their noise reveal its difference: together they have no guarantee. Runs with noise of their own but
+one seed for the draw have the same users take part, and so have copies of one run that both went
+on: only what was spent given who took part adds up. A seed that is not known counts as shared.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class JointGuarantee:
     """What several runs promise together.
 
     ``epsilon`` is by view, and given who took part under ``"ledger"`` where every run has a ledger;
-    None where nothing is promised, for the ``reason`` given. ``quoted`` is the one of them to
+    None where nothing is guaranteed, for the ``reason`` given. ``quoted`` is the one of them to
     quote: given who took part, where the draw of a run was somebody's choice. ``same_records`` says
     whether the identities of the data were compared; if not, the runs count as over the same
     records. ``colluders`` participants pool what they know of all runs in the view ``participant``.
@@ -218,12 +218,12 @@ def _strangers(parts: Sequence[RunPart]) -> list[tuple[RunPart, RunPart]]:
 
 
 def shared_noise(parts: Sequence[RunPart]) -> str | None:
-    """Why nothing is promised about runs of which two share the seed of their noise, or None."""
+    """Why nothing is guaranteed about runs of which two share the seed of their noise, or None."""
     for one, other in _strangers(parts):
         if not (one.secret or other.secret) and one.drawn.is_shared_with(other.drawn):
             return (
                 f"{_shared(one, other, 'share')}, and with it their noise, which cancels between "
-                f"them: nothing is promised about both together"
+                f"them: nothing is guaranteed about both together"
             )
     return None
 

@@ -147,7 +147,7 @@ def account(trials: Trials) -> SelectionCost:
         reason = no_guarantee(run)
         if reason or run.noise == 0:
             raise PrivacyError(
-                "no-privacy", f"a candidate promises nothing ({reason or 'no noise'})"
+                "no-privacy", f"a candidate has no guarantee ({reason or 'no noise'})"
             )
         if run.neighbours != trials.candidates[0].neighbours:
             raise PrivacyError(

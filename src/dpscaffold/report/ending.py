@@ -64,7 +64,7 @@ def ending(result: Result, folder: Path) -> list[str]:
 def _stopped(result: Result) -> str:
     if result.ended == "completed":
         return f"; {result.message}" if result.message else ""
-    return f"; {result.message}" + ("; go on with --resume" * (result.ended == "interrupted"))
+    return f"; {result.message}" + ("; continue with --resume" * (result.ended == "interrupted"))
 
 
 def _metrics(

@@ -46,7 +46,7 @@ def page_of(paths: Sequence[Path], with_metrics: bool = False) -> Page:
     if with_metrics and not any(stored.promises for stored in runs):
         raise BadInput(
             "not-applicable",
-            "--with-metrics is given, but pages of runs that keep no promise show their metrics "
+            "--with-metrics is given, but pages of runs without a guarantee show their metrics "
             "anyway; leave it out",
         )
     parts = [results(runs)]

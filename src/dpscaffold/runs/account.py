@@ -58,7 +58,7 @@ from dpscaffold.setting.budget import Budget
 
 
 class PrivacyAccount:
-    """Keeps the ledger of one run; without privacy it admits everyone and promises nothing."""
+    """Keeps the ledger of one run; without privacy it admits everyone and has no guarantee."""
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting

@@ -253,8 +253,8 @@ class BudgetFile:
                 raise BadInput(
                     "seed-repeated",
                     f"{self.path} holds a run with the seed {grant.noise_seed}, whose noise this "
-                    f"one would repeat: nothing is promised about both; give another plan.seed, or "
-                    f"secret noise",
+                    f"one would repeat: nothing is guaranteed about both; give another "
+                    f"plan.seed, or secret noise",
                 )
         if not book.fits(grant):
             epsilon, delta = book.left

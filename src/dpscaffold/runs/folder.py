@@ -151,7 +151,7 @@ class RunFolder:
             raise BadInput(
                 "run-exists",
                 f"--out is {self.path}, which already holds a run; "
-                "add --resume to go on with it, or name another folder",
+                "add --resume to continue it, or name another folder",
             )
 
     def lock(self) -> None:

@@ -196,9 +196,9 @@ class RunInProgress(RunDriver):
         said = str(error).splitlines()[0] if str(error) else type(error).__name__
         what = f"device is {names}, and it gave up in round {self.accounts.begun} ({said})"
         if self.folder is None:
-            return f"{what}; nothing of the run is stored: name a folder (out), then it can go on"
+            return f"{what}; nothing of the run is stored: with a folder (out) it could continue"
         where = f"checkpoint of round {self.stored_round}" if self.stored_round else "beginning"
-        return f"{what}; once it is back, the run goes on from its {where} with --resume"
+        return f"{what}; once it is back, the run continues from its {where} with --resume"
 
     def _go(self, optimum: Optimum | None) -> Result:
         """Run the rounds that are left."""

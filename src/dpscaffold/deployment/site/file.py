@@ -347,7 +347,7 @@ class RemainingBudget:
 @dataclass(frozen=True)
 class SiteGrant:
     """How often the site takes part in a run at most, and the ε and δ booked for that; ε None
-    means that nothing is promised (no privacy, or a rehearsal). ``epsilon_alone`` is that of a run
+    means that nothing is guaranteed (no privacy, or a rehearsal). ``epsilon_alone`` is that of a run
     with secure sums if all others collude."""
 
     participations: int

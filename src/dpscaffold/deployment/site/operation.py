@@ -108,11 +108,11 @@ def ledger_lines(said: dict[str, Any]) -> list[str]:
     for lost in said["recovered"]:
         lines.append(
             f"recovered {lost['time']}: {lost['participations']} participations, ε "
-            f"{round_up(lost['epsilon'])} booked as spent"
+            f"{round_up(lost['epsilon'])} recorded as spent"
         )
     left = math.floor(said["epsilon_left"] * 1000) / 1000  # never more than there is
     lines.append(
-        f"in total: ε {round_up(said['epsilon_booked'])} booked, {left} left; "
+        f"in total: ε {round_up(said['epsilon_booked'])} reserved, {left} left; "
         f"{said['runs_left']} more runs; {said['promise']}"
     )
     return lines

@@ -67,7 +67,7 @@ def recover(state: StateFolder, site: str, policy: Policy) -> list[str]:
     if explained:
         beyond = [seen["seen"] - ledger.runs[r].grant.participations for r, seen in behind.items()]
         ledger.recover(named, RecoveryEntry(max([0, *beyond]), 0.0, 0.0, ""))
-        said += [f"the rest of the grant of run {run} is booked as spent" for run in named]
+        said += [f"the rest of the grant of run {run} is recorded as spent" for run in named]
     else:
         left = ledger.left(policy)
         rest = [run for run, booking in ledger.runs.items() if not booking.released]
@@ -76,7 +76,7 @@ def recover(state: StateFolder, site: str, policy: Policy) -> list[str]:
         ledger.recover(rest, RecoveryEntry(short, left.epsilon, left.delta, ""))
         said.append(
             f"other participations are missing from the ledger too, so all that the policy still "
-            f"allowed (epsilon {round_up(left.epsilon, 4)}) is booked as spent"
+            f"allowed (epsilon {round_up(left.epsilon, 4)}) is recorded as spent"
         )
     for run, memory in folders.items():
         known = memory.enrolment()
