@@ -105,11 +105,14 @@ def with_one_round(tables: Any) -> Any:
 
     >>> with_one_round({"algorithm": {"name": "fedavg"}})
     {'algorithm': {'name': 'fedavg'}}
+    >>> with_one_round({"algorithm": {"name": ["no name"]}})  # refused later, with its key
+    {'algorithm': {'name': ['no name']}}
     """
     algorithm = tables.get("algorithm") if isinstance(tables, Mapping) else None
     name = algorithm.get("name") if isinstance(algorithm, Mapping) else None
     plan = tables.get("plan", {}) if isinstance(tables, Mapping) else None
-    if name not in ALGORITHMS or name in ITERATIVE or not isinstance(plan, Mapping):
+    once = isinstance(name, str) and name in ALGORITHMS and name not in ITERATIVE
+    if not once or not isinstance(plan, Mapping):
         return tables
     return {**tables, "plan": {**ONE_ROUND, **plan}}
 
