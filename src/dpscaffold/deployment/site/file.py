@@ -346,9 +346,9 @@ class RemainingBudget:
 
 @dataclass(frozen=True)
 class SiteGrant:
-    """How often the site takes part in a run at most, and the ε and δ booked for that; ε None
-    means that nothing is guaranteed (no privacy, or a rehearsal). ``epsilon_alone`` is that of a run
-    with secure sums if all others collude."""
+    """How often the site takes part in a run at most, and the ε and δ reserved for that; ε None
+    means no guarantee (no privacy, or a rehearsal). ``epsilon_alone`` is that of a run with secure
+    sums if all others collude."""
 
     participations: int
     epsilon: float | None
