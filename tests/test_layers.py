@@ -31,6 +31,7 @@ LAYERS = (
     "config models",
     "training",
     "deployment",
+    "sums",
     "planning tuning",
     "audit training.from_config",
     "report config.reference",

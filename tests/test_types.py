@@ -22,7 +22,7 @@ REASONS = {
         "algorithms.naming cli.__init__ cli.config cli.example cli.keys config.configuration "
         "config.reading data.config data.preparation data.preprocessing data.sources.arrays "
         "deployment.server.config deployment.server.run deployment.site.data_table "
-        "deployment.site.file deployment.site.reading deployment.transports.flower.app "
+        "deployment.site.file sums.site deployment.site.reading deployment.transports.flower.app "
         "deployment.transports.flower.demo paper.cases paper.definition paper.published "
         "planning.recommendation report.planning runs.folder runs.written training.from_config "
         "training.front training.in_progress tuning.private_tuning tuning.tuning"

@@ -511,9 +511,27 @@ DEPLOYED = (
     Mode("site evaluate", "a site", "site/one/site.toml", acts="--run 7"),
 )
 
+SUMS = (
+    Mode("sums keys", "a site", "mail.toml --name a", acts="--name b; --out other; --json"),
+    Mode(
+        "sums make",
+        "a site",
+        "mail.toml --site mail/a/site.toml",
+        acts="--site mail/b/site.toml; --out other.sums; --json",
+        refused="--keys mail/a/a.sumkey",
+    ),
+    Mode(
+        "sums combine",
+        "two files",
+        "mail.toml mail/a/a.sums mail/b/b.sums --out combined",
+        acts="--out other; --json",
+    ),
+    Mode("sums check", "two files", "mail.toml mail/a/a.sums mail/b/b.sums", acts="--json"),
+)
+
 #: Files that commands find by themselves.
 SHARED = ("rows.csv", "own_net.py")
-MODES = (*PRIVACY, *CALIBRATE, *TRAIN, *MODELS, *DATA, *LONG, *DEPLOYED)
+MODES = (*PRIVACY, *CALIBRATE, *TRAIN, *MODELS, *DATA, *LONG, *DEPLOYED, *SUMS)
 
 SUM = """
 [data]
@@ -594,6 +612,19 @@ STATUS = """
 {"run": "1", "phase": "training", "round": 1, "rounds": 2,
  "sites": {"one": {"participations": 1, "last": "answered"}}}
 """
+MAIL = """
+[schema]
+features = 2
+classes = 2
+columns = ["age", "weight"]
+label = "ill"
+class_names = ["no", "yes"]
+[privacy]
+epsilon = 0.9
+delta = 1e-6
+[sums]
+members = ["a", "b"]
+"""
 FACTS = """
 [facts]
 similarity = 100
@@ -633,6 +664,7 @@ def build(folder: Path) -> None:
         "served.toml": SERVED,
         "own_net.py": NET,
         "facts.toml": FACTS,
+        "mail.toml": MAIL,
         "deployed/status.json": STATUS,
     }
     for name in ("deployed", "folder"):
@@ -664,6 +696,11 @@ def build(folder: Path) -> None:
             "--out released",
             "budget budget.jsonl --epsilon 2 --delta 1e-5",
             "provision federation.toml --out site --with-keys",
+            *(f"sums keys mail.toml --name {name} --out mail/{name}" for name in "ab"),
         ):
             done = done_here(*line.split())
             assert done.returncode == 0, f"{line}: {done.stderr}"
+        for name in "ab":
+            shutil.copy("rows.csv", f"mail/{name}/records.csv")
+            line = f"sums make mail.toml --site mail/{name}/site.toml"
+            assert done_here(*line.split()).returncode == 0, line

@@ -42,6 +42,7 @@ COMMANDS = {
     "provision": "provision_command",
     "server": "app",
     "site": "app",
+    "sums": "app",
 }
 
 #: What ``dpscaffold --help`` says of each, in one line of 80 columns.
@@ -66,6 +67,7 @@ SUMMARIES = {
     "provision": "make the keys and certificates of a deployed federation",
     "server": "run the server of a deployed federation",
     "site": "take part in a deployed federation as a site",
+    "sums": "train a model by e-mail: one signed file per site, no server",
 }
 
 #: Without Rich's markup, in which the ``[data]`` of a sentence would be a style and vanish.

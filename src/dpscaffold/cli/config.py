@@ -85,6 +85,10 @@ def spelled_out(path: Path | None, set_: list[str], unset: list[str]) -> dict[st
         raise BadInput(
             "not-applicable", f"--unset is {unset[0]}, which is for configurations without [tune]"
         )
+    if "sums" in held and not set_:
+        from dpscaffold.sums.plan import load_plan
+
+        return load_plan(path).to_dict()
     if "schema" in held or "deploy" in held:
         from dpscaffold.deployment.server.config import load_served
 

@@ -20,7 +20,7 @@ from dpscaffold.models.trained import Origin, TrainedParameters
 from dpscaffold.privacy.statement_types import Statement
 from dpscaffold.report.notebook import html_table
 from dpscaffold.tasks import Task
-from dpscaffold.tasks.ridge import finished
+from dpscaffold.tasks.ridge import RidgeSums
 
 if TYPE_CHECKING:
     from dpscaffold.data.tables.dialect import TableFile
@@ -73,7 +73,8 @@ class Model(TrainedParameters):
             privacy: The statement of the run that trained it.
             origin: Where the model comes from.
         """
-        task, params = finished(task, params)
+        if isinstance(task, RidgeSums):
+            task, params = task.trained(params)
         parts = (task, params, federation.preparation, federation.target, federation.schema)
         return cls(*parts, privacy, origin or Origin(data=federation.title))
 

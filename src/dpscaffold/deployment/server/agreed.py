@@ -19,7 +19,7 @@ from dpscaffold.privacy.statement_types import Statement
 from dpscaffold.setting import Setting
 from dpscaffold.setting.budget import Budget
 from dpscaffold.tasks.metrics import METRICS
-from dpscaffold.tasks.ridge import finished
+from dpscaffold.tasks.ridge import RidgeSums
 
 #: Why a site that is drawn may not take part.
 ABSENT = "a site may decline or stay away"
@@ -49,7 +49,9 @@ def model_of(rows: SchemaSettings, setting: Setting, state: State, said: Stateme
     schema = setting.roster.schema
     origin = Origin(setting.label, setting.roster.title, state.round, rows.label)
     steps = (rows.coding, *schema.preparation)
-    task, params = finished(setting.task, state.output.cpu())
+    task, params = setting.task, state.output.cpu()
+    if isinstance(task, RidgeSums):
+        task, params = task.trained(params)
     return Model(task, params, steps, schema.target, schema, said, origin)
 
 

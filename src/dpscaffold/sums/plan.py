@@ -1,0 +1,170 @@
+"""The plan of a federation by e-mail: the public file that all sites share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pydantic import ConfigDict, Field, ValidationError
+
+from dpscaffold.algorithms import ALGORITHMS, ITERATIVE
+from dpscaffold.config import AlgorithmSettings, ConfigTable, PrivacySettings, TaskSettings
+from dpscaffold.data.sentences import mistake_of
+from dpscaffold.deployment.protocol.agreement import Offer, SchemaSettings, offer_of
+from dpscaffold.deployment.protocol.enrolment import EnrolledRun
+from dpscaffold.deployment.protocol.masks import Session
+from dpscaffold.deployment.protocol.messages import digest
+from dpscaffold.deployment.provision import read_toml, site_name
+from dpscaffold.deployment.server.agreed import setting_of
+from dpscaffold.errors import BadInput
+from dpscaffold.setting import Setting
+from dpscaffold.setting.plan import Plan
+from dpscaffold.setting.secure import SumGrid
+from dpscaffold.tasks.ridge import RidgeSums
+
+#: The algorithms that make a model of one sum, by name.
+SUMMED = tuple(name for name in ALGORITHMS if name not in ITERATIVE)
+#: The layout of key files and sum files.
+FORMAT = "dpscaffold sums 1"
+
+
+class SumsSettings(ConfigTable):
+    """``[sums]``: whose sums make the model."""
+
+    members: tuple[str, ...]
+    """The names of all sites. Example: ``["north", "south", "west"]``"""
+    colluders: int | None = Field(default=None, ge=0)
+    """With a number, sums are masked: whoever has all files, together with this number of sites,
+    learns only their total, and each site adds less noise. Example: ``1``"""
+    attempt: int = Field(default=1, ge=1)
+    """The number of this attempt. A new number lets every site make, and spend, its sums again.
+    Example: ``2``"""
+
+
+class SumsConfiguration(ConfigTable):
+    """The whole plan, as a file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+    rows: SchemaSettings = Field(alias="schema")
+    task: TaskSettings = TaskSettings()
+    algorithm: AlgorithmSettings = AlgorithmSettings(name=SUMMED[0])
+    privacy: PrivacySettings
+    sums: SumsSettings
+
+
+@dataclass(frozen=True)
+class SumsPlan:
+    """What the sites agree on.
+
+    ``setting`` counts one record per site: a sum needs no sizes, and none is sent. So with Poisson
+    batches it is hidden whether a record is there at all (add-remove).
+    """
+
+    offer: Offer
+    sums: SumsSettings
+    setting: Setting
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The sites, in order."""
+        return self.sums.members
+
+    @property
+    def masked(self) -> bool:
+        """Whether single files tell nothing."""
+        return self.sums.colluders is not None
+
+    @cached_property
+    def digest(self) -> str:
+        """The identity of the plan: every public number."""
+        return digest(FORMAT, self.offer.to_dict(), self.sums.model_dump(mode="json"))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan with its noise solved and all defaults, as TOML can hold it."""
+        given = self.sums.model_dump(mode="json")
+        tables: dict[str, Any] = without_none({**self.offer.to_dict(), "sums": given})
+        return tables
+
+    @property
+    def session(self) -> Session:
+        """What mask keys are signed for."""
+        names = digest(*self.members)
+        return Session(FORMAT.encode(), self.digest, digest(self.offer.to_dict()), names)
+
+    @property
+    def task(self) -> RidgeSums:
+        """The sums."""
+        assert isinstance(self.setting.task, RidgeSums)
+        return self.setting.task
+
+    @property
+    def deviation(self) -> float:
+        """The standard deviation of each site's noise, in every coordinate."""
+        privacy = self.setting.privacy
+        assert privacy is not None
+        return float(privacy.scale(float(privacy.clip), 1))
+
+    @property
+    def grid(self) -> SumGrid:
+        """Integers of 64 bits: room for 2⁴⁰ times the noise."""
+        return SumGrid.of(self.deviation, self.deviation * 2.0**40)
+
+
+def without_none(value: Any) -> Any:
+    """JSON values without nulls, which TOML does not have."""
+    if isinstance(value, dict):
+        return {key: without_none(item) for key, item in value.items() if item is not None}
+    return [without_none(item) for item in value] if isinstance(value, list) else value
+
+
+def load_plan(path: Path) -> SumsPlan:
+    """Read and check a plan; the first mistake is one sentence."""
+    tables: Mapping[str, Any] = read_toml(path, "the plan")
+    try:
+        given = SumsConfiguration.model_validate(dict(tables))
+    except ValidationError as error:
+        code, sentence = mistake_of(error, SumsConfiguration)
+        raise BadInput(code, f"{path}: {sentence}") from None
+    return plan_of(given)
+
+
+def plan_of(given: SumsConfiguration) -> SumsPlan:
+    """The plan with its noise solved."""
+    names, privacy, k = given.sums.members, given.privacy, given.sums.colluders
+    for name in names:
+        site_name(name)
+    if len(set(names)) != len(names) or not names:
+        raise BadInput("bad-members", f"sums.members is {list(names)}; name every site once")
+    if given.algorithm.name not in SUMMED:
+        raise BadInput(
+            "not-a-sum",
+            f"algorithm.name is {given.algorithm.name!r}, which takes more than one sum; give "
+            f"{' or '.join(SUMMED)}",
+        )
+    if not isinstance(privacy.delta, float):
+        raise BadInput(
+            "missing-key", "privacy.delta is missing, and sites do not send sizes; give a number"
+        )
+    if k is not None and len(names) - k < 2:
+        raise BadInput(
+            "bad-members",
+            f"sums.colluders is {k} with {len(names)} members; at least two honest sites must hide "
+            f"each other, so give at most {max(0, len(names) - 2)} or name more sites",
+        )
+    mechanism = replace(privacy.mechanism, secret=True)
+    offer = offer_of(given.rows, given.task, given.algorithm, Plan.one_round(0), mechanism)
+    declared = mechanism.sampling == "poisson"
+    enrolled = EnrolledRun("", {}, names, "", (1,) * len(names), declared=declared)
+    budget = replace(privacy.budget, colluders=1 if k is None else max(1, k))
+    setting = setting_of(offer, enrolled, budget)
+    if privacy.epsilon is not None:
+        view = "server" if k is None else "participant" if k else "third-party"
+        setting = setting.calibrated(privacy.epsilon, view)
+        offer = offer_of(
+            given.rows, given.task, given.algorithm, Plan.one_round(0), setting.privacy
+        )
+    return SumsPlan(offer, given.sums, setting)

@@ -1,0 +1,342 @@
+"""What a site does: make keys, and make its one file. Its ledger has a line before anything is
+computed, and one session gives one file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from dpscaffold.atomic import write_text
+from dpscaffold.data.sentences import mistake_of
+from dpscaffold.deployment.protocol.masks import (
+    EpochKey,
+    agreement_digest,
+    announce,
+    mask,
+    pair_keys,
+)
+from dpscaffold.deployment.protocol.messages import Refused, public_of
+from dpscaffold.deployment.provision import (
+    make_signing_key,
+    read_signing_key,
+    read_toml,
+    site_name,
+    write_whole,
+)
+from dpscaffold.deployment.provision.keys import read_secret, write_secret
+from dpscaffold.deployment.site.file import Policy, SiteGrant, Terms, check_terms
+from dpscaffold.deployment.site.ledger import SiteLedger
+from dpscaffold.deployment.site.memory import StateFolder
+from dpscaffold.deployment.site.reading import SiteRecords, read_records
+from dpscaffold.errors import BadInput
+from dpscaffold.privacy.bounds import AGGREGATE, aggregate_among
+from dpscaffold.privacy.ledger import spent
+from dpscaffold.randomness.csprng import CipherStream
+from dpscaffold.sums.files import (
+    KeyFile,
+    fingerprint,
+    key_files,
+    read_key_file,
+    session_of,
+    write_sums,
+)
+from dpscaffold.sums.plan import SUMMED, SumsPlan
+from dpscaffold.tasks.base import Batch
+
+#: Records that are multiplied out at a time.
+BLOCK = 1 << 16
+
+_TEMPLATE = """# This site's file. It stays here: read it, and set the data and the policy.
+name = "{name}"
+signing_key = "site.key"   # made here; only its owner may read it
+state = "state"            # the ledger: never restore it from a backup, never copy it
+epsilon_alone = 20.0       # the largest ε of a masked sum if all other sites work together
+
+[data]
+source = "csv"
+path = "records.csv"
+
+[members]                  # fingerprints of the other sites, compared by telephone (masked sums)
+
+[policy]
+epsilon = 2.0              # all sums and runs over these records together
+delta = 1e-5               # likewise; one sum has delta/max_runs
+max_runs = 10              # each may spend at most epsilon/max_runs, or run_epsilon
+run_epsilon = 1.0
+min_noise = 0.0
+max_data_ratio = 1.0       # a sum is over all records
+algorithms = {algorithms}
+tasks = ["logistic", "linear"]
+"""
+
+
+class SumsSite(BaseModel):
+    """``site.toml`` of a site that takes part by e-mail. Paths are relative to the file."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
+    )
+    name: str
+    """This site's name in the plan. Example: ``"north"``"""
+    signing_key: Path
+    """The key that signs this site's files, made by 'sums keys'. Example: ``"site.key"``"""
+    state: Path
+    """The folder of the ledger. Never restore it from a backup, and never copy it. Example:
+    ``"state"``"""
+    epsilon_alone: float | None = Field(default=None, gt=0)
+    """The largest ε of a masked sum if all other sites work together. Example: ``20.0``"""
+    members: dict[str, str] = Field(default_factory=dict)
+    """The fingerprints of the other sites, as 'sums check' prints them, once they were compared by
+    telephone. Example: ``{ south = "a7ed-e4a6-b5d2-7b8e" }``"""
+    data: dict[str, Any]
+    policy: Policy
+
+
+def read_sums_site(path: Path) -> SumsSite:
+    """Read and check a site's file."""
+    try:
+        site = SumsSite.model_validate(read_toml(path, "the site's file"))
+    except ValidationError as error:
+        code, sentence = mistake_of(error, SumsSite)
+        raise BadInput(code, f"{path}: {sentence}") from None
+    site_name(site.name)
+    folder = path.resolve().parent
+    placed = {key: folder / getattr(site, key) for key in ("signing_key", "state")}
+    return site.model_copy(update=placed)
+
+
+def make_keys(plan: SumsPlan, name: str, folder: Path) -> Path:
+    """A site's folder, if it is new, and a key file for one session."""
+    if name not in plan.members:
+        raise BadInput(
+            "unknown-site",
+            f"--name is {name!r}, and the plan's members are {', '.join(plan.members)}; give one",
+        )
+    path = folder / "site.toml"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        make_signing_key(folder / "site.key")
+        write_text(path, _TEMPLATE.format(name=name, algorithms=list(SUMMED)).replace("'", '"'))
+    site = read_sums_site(path)
+    if site.name != name:
+        raise BadInput("unknown-site", f"{path} is the file of {site.name!r}, not of {name!r}")
+    signer, key = read_signing_key(site.signing_key), EpochKey.fresh()
+    write_secret(_key_path(site, key.epoch), key.private.private_bytes_raw())
+    out = folder / f"{name}.sumkey"
+    made = KeyFile(plan.digest, public_of(signer), announce(plan.session, name, key, signer))
+    write_text(out, made.to_json())
+    return out
+
+
+def _key_path(site: SumsSite, epoch: str) -> Path:
+    if not epoch.isalnum():
+        raise BadInput("not-a-key-file", f"the epoch {epoch!r:.40} is not one of this site")
+    return site.state / "sums" / f"{epoch}.key"
+
+
+@dataclass(frozen=True)
+class MadeSums:
+    """What a site made: the file, and what it cost."""
+
+    path: Path
+    again: bool
+    epsilon: float
+    delta: float
+    notes: tuple[str, ...] = ()
+
+
+def make_sums(
+    plan: SumsPlan, site_path: Path, key_paths: Sequence[Path] = (), out: Path | None = None
+) -> MadeSums:
+    """A site's file for one session; a second call gives the same file again.
+
+    Everything that can be refused is refused before the ledger has a line.
+    """
+    site = read_sums_site(site_path)
+    if bool(key_paths) != plan.masked:
+        raise BadInput(
+            "bad-members",
+            "the plan asks for masked sums (sums.colluders); give --keys with a file of every site"
+            if plan.masked
+            else "the plan does not mask sums; leave --keys out, or set sums.colluders in it",
+        )
+    if site.name not in plan.members:
+        raise BadInput(
+            "unknown-site",
+            f"{site.name!r} is not among the plan's members ({', '.join(plan.members)})",
+        )
+    files = [read_key_file(path) for path in key_files(key_paths)]
+    session = session_of(plan, files)
+    out = out or site_path.resolve().parent / f"{site.name}.sums"
+    state = StateFolder(site.state, site.name)
+    try:
+        return _made(plan, site, site_path.resolve().parent, files, session, out)
+    except Refused as no:
+        raise BadInput("site-refuses", f"this site's policy or data refuse the sum: {no}") from no
+    finally:
+        state.close()
+
+
+def _made(
+    plan: SumsPlan, site: SumsSite, folder: Path, files: Sequence[KeyFile], session: str, out: Path
+) -> MadeSums:
+    ledger = SiteLedger(site.state / "ledger.jsonl", site.name)
+    stored = site.state / "sums" / f"{session}.sums"
+    if session in ledger.runs:
+        return _again(ledger, stored, session, out)
+    signer = read_signing_key(site.signing_key)
+    key = _own_key(site, files, public_of(signer))
+    _check_members(plan, site, files)
+    held = read_records(site.data, folder, plan.offer.rows)
+    granted, account = _granted(plan, site, ledger)
+    ledger.book(session, plan.digest, granted, account)
+    ledger.begin(session, plan.digest)
+    ledger.participate(session, 1)
+    words = noised_words(plan, held, CipherStream())
+    if key is not None:
+        words = words + _mask(plan, site, key, files, len(words))
+    content = write_sums(plan, session, site.name, words, signer)
+    stored.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(stored, content)
+    if key is not None:
+        _erase(_key_path(site, key.epoch))
+    write_whole(out, content)
+    notes = tuple(sentence for sentence, fine in held.notes if not fine)
+    return MadeSums(out, False, granted.epsilon or 0.0, granted.delta, notes)
+
+
+def _again(ledger: SiteLedger, stored: Path, session: str, out: Path) -> MadeSums:
+    """The file of a session that has its line in the ledger, byte for byte, or a refusal."""
+    if not stored.exists():
+        raise BadInput(
+            "session-spent",
+            "the ledger has a line for this session, and its file was not finished; a session is "
+            "never repeated: set sums.attempt in the plan (masked: make new key files) at all "
+            "sites",
+        )
+    write_whole(out, stored.read_bytes())
+    granted = ledger.runs[session].grant
+    return MadeSums(out, True, granted.epsilon or 0.0, granted.delta)
+
+
+def _own_key(site: SumsSite, files: Sequence[KeyFile], public: str) -> EpochKey | None:
+    own = next((file for file in files if file.key.name == site.name), None)
+    if own is None:
+        return None
+    path = _key_path(site, own.key.epoch)
+    if own.public != public or not path.exists():
+        raise BadInput(
+            "not-this-site",
+            f"the key file of {site.name!r} was not made here, or was used already; make a new one "
+            f"with 'dpscaffold sums keys' and send it to all sites",
+        )
+    return EpochKey(own.key.epoch, X25519PrivateKey.from_private_bytes(read_secret(path)))
+
+
+def _check_members(plan: SumsPlan, site: SumsSite, files: Sequence[KeyFile]) -> None:
+    """Members whose fingerprint nobody confirmed count as colluders."""
+    unknown = []
+    for file in files:
+        name, found = file.key.name, fingerprint(file.public)
+        if name == site.name:
+            continue
+        if site.members.get(name, found) != found:
+            raise BadInput(
+                "other-federation",
+                f"the key file of {name!r} has the fingerprint {found}, and site.toml confirms "
+                f"{site.members[name]}; ask {name!r} by telephone",
+            )
+        unknown += [] if name in site.members else [f'{name} = "{found}"']
+    if len(unknown) > (plan.sums.colluders or 0) and plan.masked:
+        raise BadInput(
+            "not-confirmed",
+            f"{len(unknown)} members are not confirmed, and sums.colluders is "
+            f"{plan.sums.colluders}; compare fingerprints by telephone and add to [members] of "
+            f"site.toml: {', '.join(unknown)}",
+        )
+
+
+def _granted(
+    plan: SumsPlan, site: SumsSite, ledger: SiteLedger
+) -> tuple[SiteGrant, dict[str, Any]]:
+    """One participation, if the policy allows it, and what the ledger keeps of its account."""
+    policy, left = site.policy, ledger.left(site.policy)
+    terms = _terms(plan)
+    check_terms(policy, terms)
+    declared = plan.setting.roster.declared
+    run = terms.run(1, 1, policy.run_delta, declared)
+    alone = spent(run, 1, run.groups[0])
+    epsilon = alone
+    if plan.masked:
+        mechanism = plan.setting.mechanism
+        assert mechanism is not None
+        k = plan.sums.colluders or 0
+        bound = aggregate_among(k) if k else AGGREGATE
+        epsilon = bound.epsilon(replace(mechanism, delta=policy.run_delta))
+        if site.epsilon_alone is None or alone > site.epsilon_alone:
+            raise Refused("policy-epsilon", f"ε {alone:.4g} if all other sites work together")
+    allowed = min(left.epsilon, policy.most_of_one_run)
+    if left.runs < 1 or policy.run_delta > left.delta * (1 + 1e-9):
+        raise Refused("policy-runs", "policy.max_runs or policy.delta is used up")
+    if not epsilon <= allowed * (1 + 1e-9):
+        raise Refused("policy-epsilon", f"ε {epsilon:.4g} is asked, and {allowed:.4g} is left")
+    account = {
+        "records": 1,
+        "batch": 1,
+        "declared": declared,
+        "terms": {key: value for key, value in vars(terms).items() if key != "mechanism"},
+        "mechanism": vars(terms.mechanism) if terms.mechanism else None,
+    }
+    return SiteGrant(1, epsilon, policy.run_delta), account
+
+
+def _terms(plan: SumsPlan) -> Terms:
+    offer = plan.offer
+    return Terms(
+        rounds=1,
+        local_steps=1,
+        user_ratio=1.0,
+        data_ratio=1.0,
+        weighting=offer.plan.weighting,
+        algorithm=offer.algorithm.name,
+        task=offer.task.kind,
+        parameters=plan.task.parameters,
+        mechanism=offer.privacy.build() if offer.privacy else None,
+    )
+
+
+def noised_words(plan: SumsPlan, held: SiteRecords, stream: CipherStream) -> np.ndarray:
+    """rint((Σ f + noise)/g) modulo 2⁶⁴, (P,) uint64: summed in float64, rounded after adding."""
+    task = plan.task
+    total = torch.zeros(task.parameters, dtype=torch.float64)
+    clip, params = torch.tensor([task.bound]), torch.zeros(1, task.parameters)
+    for start in range(0, len(held), BLOCK):
+        rows = slice(start, start + BLOCK)
+        weight = None if bool(held.used[rows].all()) else held.used[rows].double()[None]
+        batch = Batch(held.features[rows][None], held.labels[rows][None], weight)
+        total -= task.clipped_sum(params, batch, clip).total[0]
+    noise = torch.from_numpy(stream.standard_normal(task.parameters))
+    return plan.grid.words(plan.grid.quantise(total + plan.deviation * noise))
+
+
+def _mask(
+    plan: SumsPlan, site: SumsSite, key: EpochKey, files: Sequence[KeyFile], count: int
+) -> np.ndarray:
+    keys = {file.key.name: file.key for file in files}
+    pairs = pair_keys(plan.session, site.name, key, keys)
+    agreed = agreement_digest({name: k.epoch for name, k in keys.items()}, plan.digest.encode())
+    return mask(pairs, site.name, 1, 1, agreed, count, 64)
+
+
+def _erase(path: Path) -> None:
+    """Overwrite a key and remove it."""
+    with path.open("r+b") as stream:
+        stream.write(bytes(path.stat().st_size))
+    path.unlink()

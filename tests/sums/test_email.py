@@ -1,0 +1,313 @@
+"""A federation by e-mail: three folders as three sites, and files that are refused."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dpscaffold import BadInput, load_model
+from dpscaffold.deployment.protocol.messages import new_key, pack, sign, unpack
+from dpscaffold.deployment.site.ledger import SiteLedger
+from dpscaffold.sums import files, site
+from dpscaffold.sums.combine import combine, write_run
+from dpscaffold.sums.files import fingerprint, read_key_file, read_sums, write_sums
+from dpscaffold.sums.plan import load_plan
+from dpscaffold.sums.site import make_keys, make_sums
+
+NAMES = ("north", "south", "west")
+PLAN = """
+[schema]
+features = 2
+classes = 2
+columns = ["age", "pressure"]
+label = "ill"
+class_names = ["no", "yes"]
+prepare = [{{ step = "shift", mean = [50.0, 130.0], factor = [0.02, 0.02] }}]
+
+[privacy]
+{noise}
+delta = 1e-6
+sampling = "poisson"
+
+[sums]
+members = ["north", "south", "west"]
+{more}
+"""
+
+
+class Mail:
+    """A plan and three sites with their tables."""
+
+    def __init__(self, folder: Path, noise="epsilon = 1.0", more=""):
+        self.folder, self.path = folder, folder / "plan.toml"
+        self.path.write_text(PLAN.format(noise=noise, more=more))
+        self.plan = load_plan(self.path)
+        rng = np.random.default_rng(0)
+        self.rows = {name: self._table(name, rng) for name in NAMES}
+
+    def _table(self, name, rng):
+        make_keys(self.plan, name, self.folder / name)
+        age, pressure = rng.integers(20, 90, 60), rng.integers(90, 170, 60)
+        ill = age + pressure > 185
+        lines = [
+            f"{a},{p},{'yes' if i else 'no'}" for a, p, i in zip(age, pressure, ill, strict=True)
+        ]
+        (self.folder / name / "records.csv").write_text("\n".join(["age,pressure,ill", *lines]))
+        path = self.folder / name / "site.toml"
+        path.write_text(path.read_text().replace("run_epsilon = 1.0", "run_epsilon = 1e6")
+                        .replace("epsilon = 2.0 ", "epsilon = 1e6 ")
+                        .replace("epsilon_alone = 20.0", "epsilon_alone = 1e6"))  # fmt: skip
+        return np.stack([age, pressure], 1), ill
+
+    def keys(self):
+        return [self.folder / name / f"{name}.sumkey" for name in NAMES]
+
+    def confirm(self):
+        found = {
+            n: fingerprint(read_key_file(k).public) for n, k in zip(NAMES, self.keys(), strict=True)
+        }
+        for name in NAMES:
+            path = self.folder / name / "site.toml"
+            lines = "".join(f'{n} = "{f}"\n' for n, f in found.items() if n != name)
+            head, _, tail = path.read_text().partition("[policy]")
+            path.write_text(f"{head}{lines}[policy]{tail}")
+
+    def make(self, name, keys=()):
+        return make_sums(self.plan, self.folder / name / "site.toml", keys)
+
+    def sums(self, keys=()):
+        return [self.make(name, keys).path for name in NAMES]
+
+    def ledger(self, name):
+        return SiteLedger(self.folder / name / "state" / "ledger.jsonl", name)
+
+
+def exact(mail):
+    """Σ f over all sites' records, from the definition, without noise."""
+    rows = np.concatenate([x for x, _ in mail.rows.values()])
+    labels = np.concatenate([y for _, y in mail.rows.values()])
+    features = ((torch.tensor(rows).float() - torch.tensor([50.0, 130.0])) * 0.02).float()
+    return -mail.plan.task.contributions(features, torch.tensor(labels).long(), True).sum(0)
+
+
+@pytest.mark.parametrize("more", ["", "colluders = 1"])
+def test_three_sites_make_a_model_by_files(tmp_path, more):
+    """With little noise the total is the exact sum; masks cancel and leave nothing behind."""
+    mail = Mail(tmp_path, "noise = 1e-3", more)
+    keys = mail.keys() if more else ()
+    if more:
+        mail.confirm()
+    made = mail.sums(keys)
+    words = [read_sums(path).words for path in made]
+    total = mail.plan.grid.restore(mail.plan.grid.integers(sum(words)))
+    assert total.tolist() == pytest.approx(exact(mail).tolist(), abs=0.05)
+    combined = combine(mail.plan, made)
+    assert combined.records == pytest.approx(180, abs=1)
+    write_run(mail.plan, combined, tmp_path / "model")
+    model = load_model(tmp_path / "model")
+    x, y = mail.rows["north"]
+    right = np.mean(
+        [said == ("yes" if ill else "no") for said, ill in zip(model.named(x), y, strict=True)]
+    )
+    assert right > 0.85
+    for name in NAMES:
+        runs = list(mail.ledger(name).runs.values())
+        assert [run.participations for run in runs] == [1]
+        secret = list((tmp_path / name / "state" / "sums").glob("*.key"))
+        assert len(secret) == (0 if more else 1)  # a key that was used is erased
+
+
+def test_a_masked_file_alone_looks_random(tmp_path):
+    """One site's words are uniform: half of all bits are set, and the total of two is no sum."""
+    mail = Mail(tmp_path, "noise = 1e-3", "colluders = 1")
+    mail.confirm()
+    words = [read_sums(path).words for path in mail.sums(mail.keys())]
+    for some in (words[0], words[0] + words[1]):
+        share = np.unpackbits(some.view(np.uint8)).mean()
+        assert abs(share - 0.5) < 5 * 0.5 / np.sqrt(64 * len(some))
+
+
+def test_masks_save_noise_and_the_statement_says_so(tmp_path):
+    """Three sites, one colluder: √2 times less noise for the same ε, and ε alone is larger."""
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    plain, masked = Mail(tmp_path / "a"), Mail(tmp_path / "b", more="colluders = 1")
+    ratio = plain.plan.deviation / masked.plan.deviation
+    assert ratio == pytest.approx(np.sqrt(2), rel=1e-3)
+    masked.confirm()
+    said = combine(masked.plan, masked.sums(masked.keys())).privacy
+    assert said.participant.epsilon == pytest.approx(1.0, rel=1e-3)
+    assert said.server.epsilon > 1.3
+    granted = next(iter(masked.ledger("north").runs.values())).grant
+    assert granted.epsilon == pytest.approx(1.0, rel=1e-3)
+
+
+def test_a_second_call_gives_the_same_file_and_spends_nothing(tmp_path):
+    mail = Mail(tmp_path)
+    first = mail.make("north").path.read_bytes()
+    again = mail.make("north")
+    assert again.again and again.path.read_bytes() == first
+    assert mail.ledger("north").total == 1
+
+
+def test_a_session_that_was_cut_short_is_never_repeated(tmp_path, monkeypatch):
+    """The line in the ledger comes first; without a stored file the session is spent."""
+    mail = Mail(tmp_path)
+
+    def cut(*given):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(site, "noised_words", cut)
+    with pytest.raises(KeyboardInterrupt):
+        mail.make("north")
+    monkeypatch.undo()
+    assert mail.ledger("north").total == 1
+    with pytest.raises(BadInput) as refused:
+        mail.make("north")
+    assert refused.value.code == "session-spent"
+
+
+def test_the_policy_limits_what_all_sums_spend(tmp_path):
+    mail = Mail(tmp_path)
+    path = tmp_path / "north" / "site.toml"
+    path.write_text(path.read_text().replace("run_epsilon = 1e6", "run_epsilon = 0.5"))
+    with pytest.raises(BadInput) as refused:
+        mail.make("north")
+    assert refused.value.code == "site-refuses" and mail.ledger("north").total == 0
+
+
+def test_unconfirmed_members_count_as_colluders(tmp_path):
+    mail = Mail(tmp_path, more="colluders = 1")
+    with pytest.raises(BadInput) as refused:
+        mail.make("north", mail.keys())
+    assert refused.value.code == "not-confirmed" and mail.ledger("north").total == 0
+
+
+def test_a_copied_key_is_refused(tmp_path):
+    """A member that sends somebody else's mask key as its own would make two masks cancel."""
+    mail = Mail(tmp_path, more="colluders = 1")
+    mail.confirm()
+    said = json.loads(mail.keys()[1].read_text())
+    said["key"] = json.loads(mail.keys()[0].read_text())["key"] | {"name": "south"}
+    mail.keys()[1].write_text(json.dumps(said))
+    with pytest.raises(BadInput) as refused:
+        mail.make("west", mail.keys())
+    assert refused.value.code == "bad-signature"
+
+
+@pytest.mark.parametrize("lacking", [1, 2])
+def test_all_key_files_are_needed_once(tmp_path, lacking):
+    mail = Mail(tmp_path, more="colluders = 1")
+    mail.confirm()
+    keys = mail.keys()
+    given = keys[:-lacking] + keys[: lacking - 1]
+    with pytest.raises(BadInput) as refused:
+        mail.make("north", given)
+    assert refused.value.code == "bad-members"
+
+
+def forged(mail, name, header=None, words=None, resign=True):
+    """A site's file with something changed, signed by its owner or left as it was."""
+    path = mail.make(name).path
+    message = unpack(path.read_bytes())
+    vectors = dict(message.vectors)
+    if words is not None:
+        vectors["sums"] = files.as_vector(words)
+    changed = {**message.header, **(header or {})}
+    key = site.read_signing_key(mail.folder / name / "site.key")
+    made = sign(changed, vectors, key)
+    if not resign:
+        made = replace(made, signature=message.signature)
+    path.write_bytes(pack(made))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("header", "words", "resign", "code"),
+    [
+        ({"version": "0.0.1"}, None, True, "version-differs"),
+        ({"plan": "0" * 64}, None, True, "other-federation"),
+        ({"session": "0" * 64}, None, True, "other-federation"),
+        ({"site": "south"}, None, True, "combined-twice"),
+        ({"site": "east"}, None, True, "bad-members"),
+        ({"masked": 1}, None, True, "not-a-sums-file"),
+        ({"format": "sums 2"}, None, True, "not-a-sums-file"),
+        ({}, np.zeros(5, "<u8"), True, "wrong-shape"),
+        ({}, np.zeros(12, "<u8"), False, "bad-signature"),
+        ({"public": "ed25519:00"}, None, True, "bad-signature"),
+    ],
+)
+def test_hostile_files_are_refused(tmp_path, header, words, resign, code):
+    mail = Mail(tmp_path)
+    others = [mail.make(name).path for name in ("south", "west")]
+    bad = forged(mail, "north", header, words, resign)
+    with pytest.raises(BadInput) as refused:
+        combine(mail.plan, [bad, *others])
+    assert refused.value.code == code
+
+
+def test_huge_integers_wrap_and_give_finite_numbers(tmp_path):
+    """No word is a NaN; the largest ones move the model and nothing else."""
+    mail = Mail(tmp_path)
+    others = [mail.make(name).path for name in ("south", "west")]
+    size = mail.plan.task.parameters
+    bad = forged(mail, "north", words=np.full(size, 2**63 - 1, "<u8"))
+    made = combine(mail.plan, [bad, *others])
+    assert bool(torch.isfinite(made.model.params).all())
+
+
+def test_a_missing_file_and_a_foreign_one_are_refused(tmp_path):
+    mail = Mail(tmp_path)
+    made = mail.sums()
+    with pytest.raises(BadInput) as refused:
+        combine(mail.plan, made[:2])
+    assert refused.value.code == "bad-members"
+    foreign = load_plan_with(tmp_path, mail, "epsilon = 0.9")
+    with pytest.raises(BadInput) as refused:
+        combine(foreign, made)
+    assert refused.value.code == "other-federation"
+
+
+def load_plan_with(folder, mail, noise):
+    path = folder / "other.toml"
+    path.write_text(PLAN.format(noise=noise, more=""))
+    return load_plan(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"dpscaffold letter 1\n", b"\xff" * 200])
+def test_rubbish_is_not_a_file_of_ours(tmp_path, content):
+    path = tmp_path / "x.sums"
+    path.write_bytes(content)
+    for read, code in ((read_sums, "not-a-sums-file"), (read_key_file, "not-a-key-file")):
+        with pytest.raises(BadInput) as refused:
+            read(path)
+        assert refused.value.code == code
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "named"),
+    [
+        ("attempt = 1", "colluders = 2", "sums.colluders is 2"),
+        ("attempt = 1", '[algorithm]\nname = "fedavg"', "more than one sum"),
+        ("delta = 1e-6", "", "delta is missing"),
+        ('"west"]', '"north"]', "every site once"),
+        ('"poisson"', '"poisson"\nunit = "user"', "single records"),
+    ],
+)
+def test_plans_that_cannot_be_are_refused(tmp_path, old, new, named):
+    path = tmp_path / "plan.toml"
+    path.write_text(PLAN.format(noise="epsilon = 1.0", more="attempt = 1").replace(old, new))
+    with pytest.raises(ValueError, match=named):
+        load_plan(path)
+
+
+def test_a_file_signed_by_another_key_of_the_same_name_is_seen(tmp_path):
+    """Nobody vouches for a key but its fingerprint, which `check` shows."""
+    mail = Mail(tmp_path)
+    genuine = read_sums(mail.make("north").path)
+    other = tmp_path / "fake.sums"
+    other.write_bytes(write_sums(mail.plan, genuine.session, "north", genuine.words, new_key()))
+    assert read_sums(other).fingerprint != genuine.fingerprint
