@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from dpscaffold.algorithms import Algorithm, Known
+from dpscaffold.algorithms.base import RidgeRule
 from dpscaffold.algorithms.fedavg import add_mean_move
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.roster import Roster
@@ -72,7 +73,8 @@ class Setting:
             ("label", f"DP-{shown}" if self.privacy else shown),
         ):
             object.__setattr__(self, name, value)
-        self._set_sums()
+        if self.algorithm.sums is not None:
+            self._set_sums(self.algorithm.sums)
         check_task(self.task, self.roster.schema, self.plan.public_seed)
         self._check_preparation()
         self._check_neighbours()
@@ -129,11 +131,9 @@ class Setting:
                 f"high",
             )
 
-    def _set_sums(self) -> None:
+    def _set_sums(self, rule: RidgeRule) -> None:
         """The task of the sums, with the penalty that the noise asks for."""
-        rule, privacy = self.algorithm.sums, self.privacy
-        if rule is None:
-            return
+        privacy = self.privacy
         relation: Relation = "zero-out" if self.sampling == "poisson" else "replace-one"
         bound = 1.0 if privacy is None else float(privacy.clip)
         task, noise = ridge_task(self.task, rule.share, relation, bound), 0.0
@@ -373,7 +373,8 @@ class Setting:
         solved.__dict__.pop("sums", None)  # its grid depends on the noise
         _ = solved.sums
         object.__setattr__(solved, "mechanism", replace(run, noise=noise))
-        solved._set_sums()
+        if self.algorithm.sums is not None:
+            solved._set_sums(self.algorithm.sums)
         return solved
 
     def to_dict(self) -> dict[str, Any]:
