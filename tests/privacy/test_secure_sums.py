@@ -340,3 +340,15 @@ def test_runs_with_secure_sums_add_up():
     joint = together(parts, fixed_in_advance=True).epsilon["server"]
     whole = SECURE_SUMS.epsilon(thirty(rounds=800, delta=2 * run.delta))
     assert joint == pytest.approx(whole, rel=0.01)
+
+
+def test_bounds_that_do_not_count_void_attempts_refuse_them():
+    """The Rényi bound and the published number count rounds only."""
+    run = thirty(voids=5, sampling="fixed")
+    for name in ("random_participation_rdp", "paper_third_party"):
+        assert BOUNDS[name].applies(thirty(sampling="fixed")) is None
+        assert "5 void attempts" in str(BOUNDS[name].applies(run))
+    for bound in BOUNDS.values():
+        if bound.applies(run) is None:
+            more = bound.epsilon(run), bound.epsilon(replace(run, voids=0))
+            assert more[0] > more[1], bound.name

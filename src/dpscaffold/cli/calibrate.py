@@ -32,6 +32,7 @@ from dpscaffold.cli.privacy import (
 from dpscaffold.cli.subject import Numbers, StatementSubject, from_numbers, from_source
 from dpscaffold.cli.usage import refuse_given
 from dpscaffold.privacy import (
+    RANDOM_PARTICIPATION,
     AttackGoal,
     Bound,
     Mechanism,
@@ -221,7 +222,10 @@ def solve_epsilon(
     else:
         run = replace(run, rounds=largest_rounds(run, epsilon, bound, costs=costs))
         found = {"rounds": run.rounds, "noise": run.noise}
-    return {**found, "epsilon": bound.epsilon(run, costs=costs), "delta": run.delta}
+    answer = {**found, "epsilon": bound.epsilon(run, costs=costs), "delta": run.delta}
+    if run.secure is not None:
+        answer["epsilon_alone"] = RANDOM_PARTICIPATION.epsilon(run, costs=costs)
+    return answer
 
 
 def solve_goal(
@@ -302,5 +306,8 @@ def _show(answer: dict[str, Any], console: Console) -> None:
         f"bound {answer['bound']}",
         highlight=False,
     )
+    if "epsilon_alone" in answer:
+        alone = round_up(answer["epsilon_alone"])
+        console.print(f"epsilon = {alone} if all other sites collude", highlight=False)
     for sentence in (f"neighbours: {answer['neighbours']}", *answer["notes"]):
         console.print(sentence, highlight=False)

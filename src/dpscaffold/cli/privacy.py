@@ -347,6 +347,8 @@ ADVERSARIES = {
 
 def show(said: Statement, console: Console, views: Sequence[str] = tuple(VIEWS)) -> None:
     """The table of views × bounds, the assumptions that all share, and what to quote."""
+    if tuple(views) == tuple(VIEWS) and said.views:
+        views = tuple(said.views)  # with secure sums, also what a site's own noise gives
     if said.bounds and said.mechanism is not None:
         show_bounds(said, console, views)
         console.print(f"delta: {digits_up(said.delta or 0.0, 4)}", highlight=False)

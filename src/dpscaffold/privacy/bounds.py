@@ -64,7 +64,7 @@ RANDOM_PARTICIPATION_RDP = Bound(
         "distributions. It is looser and serves as a cross-check."
     ),
     proved_for=(*_RECORDS, *_USERS),
-    condition=laws.always,
+    condition=laws.without_voids,
     value=laws.random_participation_rdp,
     queries=_WITH_SUMS,
 )
@@ -272,7 +272,7 @@ PAPER_THIRD_PARTY = Bound(
         "as a guarantee."
     ),
     proved_for=(("record", "fixed"),),
-    condition=laws.always,
+    condition=laws.without_voids,
     value=laws.published,
 )
 

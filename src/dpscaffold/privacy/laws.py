@@ -260,6 +260,11 @@ def always(run: Mechanism) -> str | None:
     return None
 
 
+def without_voids(run: Mechanism) -> str | None:
+    """It counts rounds, and no attempts that ended without a result."""
+    return f"it does not count the {run.voids} void attempts" if run.voids else None
+
+
 def needs_ledger(run: Mechanism) -> str | None:
     """It is not a function of the plan."""
     return "it reads who took part; ask the run's Ledger for its largest() or of(user)"

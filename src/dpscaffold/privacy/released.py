@@ -23,6 +23,7 @@ from dpscaffold.privacy.bounds import (
     LEDGER,
     PAPER_THIRD_PARTY,
     RANDOM_PARTICIPATION,
+    RANDOM_PARTICIPATION_RDP,
     SECURE_CAP,
     SECURE_SUMS,
     aggregate_among,
@@ -147,6 +148,8 @@ class Released:
     def _row(self, bound: Bound, reason: str | None) -> BoundRow:
         """One line of the table of bounds, the cost of other mechanisms included."""
         run, ledger = self.run, self.ledger
+        # Bounds that count nobody else's noise hold if all others collude.
+        own = (RANDOM_PARTICIPATION, RANDOM_PARTICIPATION_RDP, CAP) if run.secure else ()
         epsilon: float | None = None
         if reason is None:
             if bound is LEDGER:
@@ -161,7 +164,7 @@ class Released:
         return BoundRow(
             name=bound.name,
             title=bound.title,
-            views=tuple(bound.views),
+            views=(*bound.views, *([ALONE] if bound in own else [])),
             epsilon=None if epsilon is None else _finite(epsilon),
             delta=run.delta,
             neighbours=run.neighbours,

@@ -102,6 +102,9 @@ def privacy_line(said: Statement) -> str:
     other = first.replace_one
     if other is not None and round_up(other) != shown:
         text += f"; {round_up(other)} for replacing it"
+    if said.alone is not None:
+        spent = said.alone.ledger if said.quotes_ledger else said.alone.epsilon
+        text += f"; {round_up(spent)} if all other sites collude with it"
     third = said.third_party.epsilon
     if third is not None and round_up(third) != shown:
         text += f"; {round_up(third)} against anyone who sees only the model"
