@@ -1,0 +1,87 @@
+"""Secure sums between real processes on loopback, with TLS and node authentication."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from deploy import tapped
+from small import Driven, Trial, simulator
+
+from dpscaffold.deployment.transports import flower
+
+flower.require()
+
+from deploy.test_processes import (  # noqa: E402
+    PATIENT,
+    assert_booked,
+    one_thread,  # noqa: F401
+    rounds_done,
+    wait_for,
+)
+
+from dpscaffold.algorithms import fedavg  # noqa: E402
+from dpscaffold.data import synthetic  # noqa: E402
+from dpscaffold.deployment.protocol.messages import fingerprint, public_of  # noqa: E402
+from dpscaffold.deployment.provision import read_signing_key  # noqa: E402
+from dpscaffold.deployment.transports.flower.demo import POLICY, demo_tables, deployed  # noqa: E402
+from dpscaffold.deployment.transports.flower.local import LocalFederation  # noqa: E402
+from dpscaffold.setting.gaussian import Gaussian  # noqa: E402
+from dpscaffold.setting.plan import Plan  # noqa: E402
+from dpscaffold.setting.secure import Secure  # noqa: E402
+from dpscaffold.tasks import Logistic  # noqa: E402
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+
+NAMES = ("east", "north", "south", "west")
+
+
+def confirm(local):
+    """The people of all sites compare fingerprints."""
+    keys = {name: read_signing_key(local.folder / name / "site.key") for name in local.names}
+    prints = ", ".join(f'{n} = "{fingerprint(public_of(key))}"' for n, key in keys.items())
+    for name in local.names:
+        path = local.folder / name / "site.toml"
+        table = "\n[secure]\nrequired = true\nvoids = 50\nepsilon_alone = 900.0\n"
+        path.write_text(path.read_text() + table + f"members = {{ {prints} }}\n")
+
+
+def test_a_rehearsal_with_kills_ends_bit_for_bit_where_the_simulator_does(tmp_path):
+    """A site and the server are killed; nobody is passed over, so every sum is over all four."""
+    data = synthetic(alpha=1, beta=1, users=4, records=200, dimension=40, classes=10, seed=3)
+    sizes = dict(zip(NAMES, data.roster.sizes, strict=True))
+    tables = demo_tables(rounds=8)
+    tables["algorithm"] = {"name": "fedavg"}
+    tables["plan"] |= {"local_steps": 1}
+    tables["secure"] = {"colluders": 1, "least": 3, "voids": 50}
+    tables["deploy"] |= {**PATIENT, "records": sizes}
+    records = {}
+    for user, name in enumerate(NAMES):
+        features, labels = data.train.of(user)
+        records[name] = (features.numpy(), labels.numpy())
+    policy = {**POLICY, "epsilon": "900.0", "min_noise": "1.0"}
+    out = tmp_path / "run"
+    with LocalFederation(tmp_path / "fed", records, policy, program=tapped.PROGRAM) as local:
+        confirm(local)
+        local.start()
+        config = local.config("plan", tables)
+        local.start_server(config, out)
+        wait_for(lambda: rounds_done(out) >= 2, local)
+        local.kill("north")
+        local.start_site("north")
+        wait_for(lambda: rounds_done(out) >= 4, local)
+        local.kill("server")
+        assert local.run(config, out, resume=True) == 0, local.log("server")
+        assert_booked(local)
+        summary = json.loads((out / "summary.json").read_text())
+        assert summary["ended"] == "completed"
+        assert "no-answer" not in summary["refusals"], local.log("server")
+        for name in NAMES:
+            assert 8 <= tapped.booked(local.folder / name) <= 11
+    plan, privacy = Plan(**tables["plan"]), Gaussian(**tables["privacy"])
+    setting = Trial.of(data, Logistic(40, 10), fedavg(), plan, privacy)
+    setting = replace(setting, secure=Secure(1, 3, 50))
+    whole = Driven(simulator(setting, chunk=1)).drive()
+    assert torch.equal(deployed(out)["params"], whole.reached.params)
