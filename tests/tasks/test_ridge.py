@@ -9,7 +9,7 @@ from dpscaffold.algorithms import with_momentum
 from dpscaffold.config import load
 from dpscaffold.federation import Federation
 from dpscaffold.federation.schema import Target
-from dpscaffold.setting import Setting
+from dpscaffold.setting import Secure, Setting
 from dpscaffold.tasks import LOSSES, Batch
 from dpscaffold.tasks.ridge import RidgeSums
 
@@ -101,6 +101,20 @@ def test_epsilon_is_solved_for_and_stated():
     assert result.privacy.run.query == "sums"
     assert "bounded sums" in result.privacy.server.theorem
     assert result.setting.task.penalty > 0
+
+
+@pytest.mark.parametrize("engine", ["loop", "simulator"])
+def test_one_secure_sum_takes_less_noise_for_the_same_epsilon(engine):
+    """Four users, one colluder: √3 times less; the penalty follows, and ε alone is larger."""
+    privacy = Gaussian(1.0, epsilon=1.0, sampling="poisson")
+    plain = Setting(DATA.roster, TASK, ridge(), Plan.one_round(), privacy)
+    given = (DATA, TASK, ridge(), Plan.one_round(), privacy)
+    result = train(*given, secure=Secure(colluders=1), engine=engine)
+    assert plain.privacy.noise / result.setting.privacy.noise == pytest.approx(3**0.5, rel=2e-3)
+    assert plain.task.penalty / result.setting.task.penalty == pytest.approx(3**0.5, rel=2e-3)
+    assert result.privacy.server.epsilon == pytest.approx(1.0, rel=1e-3)
+    assert result.privacy.server.bound == "secure_sums"
+    assert result.final.metrics["test_accuracy"] > 0.4
 
 
 @pytest.mark.parametrize(

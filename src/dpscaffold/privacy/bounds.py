@@ -217,6 +217,7 @@ SECURE_SUMS = Bound(
     condition=laws.secure_condition,
     laws=laws.secure_laws,
     repeated=laws.secure_repeated_laws,
+    queries=_WITH_SUMS,
 )
 
 SECURE_CAP = Bound(
@@ -234,6 +235,7 @@ SECURE_CAP = Bound(
     condition=laws.secure_condition,
     laws=laws.secure_cap_laws,
     repeated=laws.secure_cap_laws,
+    queries=_WITH_SUMS,
 )
 
 LEDGER = Bound(

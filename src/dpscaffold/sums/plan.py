@@ -21,6 +21,7 @@ from dpscaffold.deployment.provision import read_toml, site_name
 from dpscaffold.deployment.server.agreed import setting_of
 from dpscaffold.errors import BadInput
 from dpscaffold.setting import Setting
+from dpscaffold.setting.budget import View
 from dpscaffold.setting.plan import Plan
 from dpscaffold.setting.secure import SumGrid
 from dpscaffold.tasks.ridge import RidgeSums
@@ -162,7 +163,7 @@ def plan_of(given: SumsConfiguration) -> SumsPlan:
     budget = replace(privacy.budget, colluders=1 if k is None else max(1, k))
     setting = setting_of(offer, enrolled, budget)
     if privacy.epsilon is not None:
-        view = "server" if k is None else "participant" if k else "third-party"
+        view: View = "server" if k is None else "participant" if k else "third-party"
         setting = setting.calibrated(privacy.epsilon, view)
         offer = offer_of(
             given.rows, given.task, given.algorithm, Plan.one_round(0), setting.privacy

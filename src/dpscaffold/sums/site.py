@@ -3,6 +3,7 @@ computed, and one session gives one file."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -123,22 +124,23 @@ def make_keys(plan: SumsPlan, name: str, folder: Path) -> Path:
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
         make_signing_key(folder / "site.key")
-        write_text(path, _TEMPLATE.format(name=name, algorithms=list(SUMMED)).replace("'", '"'))
+        write_text(path, _TEMPLATE.format(name=name, algorithms=json.dumps(SUMMED)))
     site = read_sums_site(path)
     if site.name != name:
         raise BadInput("unknown-site", f"{path} is the file of {site.name!r}, not of {name!r}")
     signer, key = read_signing_key(site.signing_key), EpochKey.fresh()
-    write_secret(_key_path(site, key.epoch), key.private.private_bytes_raw())
+    place = _key_path(site, plan)
+    if place.exists():  # a key that was never used is replaced
+        _erase(place)
+    write_secret(place, key.epoch.encode() + key.private.private_bytes_raw())
     out = folder / f"{name}.sumkey"
     made = KeyFile(plan.digest, public_of(signer), announce(plan.session, name, key, signer))
     write_text(out, made.to_json())
     return out
 
 
-def _key_path(site: SumsSite, epoch: str) -> Path:
-    if not epoch.isalnum():
-        raise BadInput("not-a-key-file", f"the epoch {epoch!r:.40} is not one of this site")
-    return site.state / "sums" / f"{epoch}.key"
+def _key_path(site: SumsSite, plan: SumsPlan) -> Path:
+    return site.state / "sums" / f"{plan.digest[:32]}.key"
 
 
 @dataclass(frozen=True)
@@ -192,7 +194,7 @@ def _made(
     if session in ledger.runs:
         return _again(ledger, stored, session, out)
     signer = read_signing_key(site.signing_key)
-    key = _own_key(site, files, public_of(signer))
+    key = _own_key(plan, site, files, public_of(signer))
     _check_members(plan, site, files)
     held = read_records(site.data, folder, plan.offer.rows)
     granted, account = _granted(plan, site, ledger)
@@ -206,7 +208,7 @@ def _made(
     stored.parent.mkdir(parents=True, exist_ok=True)
     write_whole(stored, content)
     if key is not None:
-        _erase(_key_path(site, key.epoch))
+        _erase(_key_path(site, plan))
     write_whole(out, content)
     notes = tuple(sentence for sentence, fine in held.notes if not fine)
     return MadeSums(out, False, granted.epsilon or 0.0, granted.delta, notes)
@@ -226,18 +228,21 @@ def _again(ledger: SiteLedger, stored: Path, session: str, out: Path) -> MadeSum
     return MadeSums(out, True, granted.epsilon or 0.0, granted.delta)
 
 
-def _own_key(site: SumsSite, files: Sequence[KeyFile], public: str) -> EpochKey | None:
+def _own_key(
+    plan: SumsPlan, site: SumsSite, files: Sequence[KeyFile], public: str
+) -> EpochKey | None:
     own = next((file for file in files if file.key.name == site.name), None)
     if own is None:
         return None
-    path = _key_path(site, own.key.epoch)
-    if own.public != public or not path.exists():
+    path = _key_path(site, plan)
+    held = read_secret(path) if path.exists() else b""
+    if own.public != public or held[:-32] != own.key.epoch.encode():
         raise BadInput(
             "not-this-site",
             f"the key file of {site.name!r} was not made here, or was used already; make a new one "
             f"with 'dpscaffold sums keys' and send it to all sites",
         )
-    return EpochKey(own.key.epoch, X25519PrivateKey.from_private_bytes(read_secret(path)))
+    return EpochKey(own.key.epoch, X25519PrivateKey.from_private_bytes(held[-32:]))
 
 
 def _check_members(plan: SumsPlan, site: SumsSite, files: Sequence[KeyFile]) -> None:

@@ -171,7 +171,8 @@ class RidgeSums:
         # Back to a row of features and the constant: x = (a/C, 1)/√2.
         scaled = solved / math.sqrt(2) * max(1, self.classes)
         scaled[:-1] /= self.bound
-        return scaled.T.flatten().float()
+        weights: Tensor = scaled.T.flatten().float()
+        return weights
 
 
 def ridge_task(
