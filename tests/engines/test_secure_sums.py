@@ -11,6 +11,7 @@ from small import (
     CPU,
     ENGINES,
     EQUAL,
+    EXAMPLES,
     TASKS,
     UNEQUAL,
     Driven,
@@ -271,3 +272,33 @@ def test_a_release_refuses_simulated_sums(tmp_path):
     with pytest.raises(BadInput, match="secure sums in one process"):
         train(data, Logistic(4, 3), fedavg(), plan, Gaussian(1.0, 2.0), secure=Secure(1),
               release=True, out=tmp_path / "out")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["train", "--set", "plan.local_steps=2"], "set plan.local_steps = 1"),
+        (["train", "--set", "secure.least=2"], "so give 3 or more"),
+        (["train", "--set", "algorithm.name=scaffold"], "use 'fedavg'"),
+        (["plan", "--config"], "plans are not chosen for secure sums"),
+        (["audit"], "secure sums, which the audit does not play"),
+    ],
+    ids=lambda given: given if isinstance(given, str) else " ".join(given),
+)
+def test_commands_refuse_in_one_sentence(command, said, tmp_path, monkeypatch, capsys):
+    """Exit status 2, and nothing is written."""
+    from dpscaffold.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    example = str(EXAMPLES / "secure-sums.toml")
+    name, *options = command
+    given = [name, *options, example] if name == "plan" else [name, example, *options]
+    facts = ["--features", "40", "--classes", "10", "--users", "30", "--records", "400"]
+    given += facts if name == "plan" else []
+    given += ["--out", "run"] if name == "train" else []
+    monkeypatch.setattr("sys.argv", ["dpscaffold", *given])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert said in " ".join(capsys.readouterr().err.split())
+    assert not list(tmp_path.iterdir())

@@ -251,6 +251,12 @@ def _preset(tables: Mapping[str, Any], settings: Configuration, facts: Facts) ->
             "median-clip",
             "privacy.clip is 'median', which has no noise to plan with; give a number",
         )
+    if settings.secure is not None:
+        raise BadInput(
+            "not-applicable",
+            "[secure] is given, and plans are not chosen for secure sums; leave it out, or set "
+            "plan.learning_rate = 'plan' and train",
+        )
     return Preset(
         settings.algorithm.build() if tables.get("algorithm") else None,
         clip,
