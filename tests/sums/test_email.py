@@ -11,6 +11,7 @@ import torch
 from dpscaffold import BadInput, load_model
 from dpscaffold.deployment.protocol.messages import new_key, pack, sign, unpack
 from dpscaffold.deployment.site.ledger import SiteLedger
+from dpscaffold.report.runs import read_run
 from dpscaffold.sums import files, site
 from dpscaffold.sums.combine import combine, write_run
 from dpscaffold.sums.files import fingerprint, read_key_file, read_sums, write_sums
@@ -107,6 +108,7 @@ def test_three_sites_make_a_model_by_files(tmp_path, more):
     combined = combine(mail.plan, made)
     assert combined.records == pytest.approx(180, abs=1)
     write_run(mail.plan, combined, tmp_path / "model")
+    assert read_run(tmp_path / "model").privacy == combined.privacy  # as report reads it
     model = load_model(tmp_path / "model")
     x, y = mail.rows["north"]
     right = np.mean(

@@ -127,7 +127,6 @@ def write_run(plan: SumsPlan, made: Combined, folder: Path) -> None:
         "data": plan.setting.roster.title,
         "ended": "completed",
         "rounds": 1,
-        "masked": plan.masked,
     }
     run.write_text("summary.json", json.dumps(plain(summary), indent=2) + "\n")
     run.write_text("config.toml", tomli_w.dumps(plan.to_dict()))
