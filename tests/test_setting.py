@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -13,6 +13,8 @@ from small import UNEQUAL, federation, setting
 from torch import nn
 
 from dpscaffold.algorithms import ITERATIVE, fedprox, with_momentum
+from dpscaffold.config.privacy import PrivacySettings
+from dpscaffold.deployment.protocol.agreement import MechanismSettings
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation, Records
 from dpscaffold.federation.roster import Roster
@@ -239,3 +241,19 @@ def test_what_is_accounted_has_the_noise_that_was_solved_for(given):
     assert solved.mechanism.noise == solved.privacy.noise
     assert solved.mechanism == solved.describe() == replace(solved).describe()
     assert replace(solved, privacy=Gaussian(clip=1.0, noise=7.0)).mechanism.noise == 7.0
+
+
+def test_configurations_and_offers_have_every_field_of_a_mechanism() -> None:
+    """A field that a view of it lacked would silently be the default there."""
+    own = {one.name: one.type for one in fields(Gaussian)}
+    solved = {"epsilon", "view"}  # an offer names the noise that was solved for
+    offered = {name: str(own[name]) for name in own.keys() - solved}
+    assert {name: _annotation(MechanismSettings, name) for name in offered} == offered
+    assert MechanismSettings.model_fields.keys() == offered.keys()
+    assert own.keys() <= PrivacySettings.model_fields.keys()
+    given = Gaussian(2.0, 3.0, "poisson", "record", secret=True, neighbours="zero-out")
+    assert MechanismSettings.of(given).build() == given
+
+
+def _annotation(settings: type, name: str) -> str:
+    return str(settings.__annotations__[name])

@@ -209,9 +209,9 @@ class RunInProgress(RunDriver):
             self.hardware = replace(self.hardware, chunk=engine.chunk)
         if self.saved is not None:
             engine.memories.restore(self.saved.memories)
-        if self.folder is not None:
-            self._book_all()
         with stop_signals() as stop:
+            if self.folder is not None:
+                self._book_all()
             ending = self.take_rounds(engine, state, stop)
         return self._finish(self.state, ending, optimum)
 

@@ -22,7 +22,6 @@ from dpscaffold.deployment.site.asked import SiteWork
 from dpscaffold.deployment.site.ledger import GrantedRun, SiteLedger
 from dpscaffold.deployment.site.memory import Enrolment, PendingUpload, RunMemory, StateFolder
 from dpscaffold.deployment.site.recovery import note_behind, read_behind
-from dpscaffold.runs.journal import Anchor
 
 
 def question_of(
@@ -125,10 +124,8 @@ def booking_of(run: str, ledger: SiteLedger) -> GrantedRun:
 
 def check_anchors(known: Enrolment, pending: PendingUpload | None, ledger: SiteLedger) -> None:
     """The ledger must still begin with what it held when these files were written."""
-    anchors = [Anchor.read(known.anchor, "enrolment.json")]
-    if pending is not None:
-        anchors.append(pending.anchor)
-    if not ledger.follows(anchors):
+    stored = [] if pending is None else [pending.anchor]
+    if not ledger.follows([known.anchor, *stored]):
         raise Refused("ledger-behind", "the ledger was emptied, shortened or replaced")
 
 

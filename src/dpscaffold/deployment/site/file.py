@@ -7,8 +7,8 @@ the site will take part in a run, and what that costs at most.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -231,7 +231,7 @@ class Terms:
     parameters: int
     mechanism: Gaussian | None
     #: Parts of the algorithm with which no bound was proved.
-    unproved: Sequence[str] = ()
+    unproved: tuple[str, ...] = ()
     #: The secure sums of the run, as they concern this site.
     sums: SumTerms | None = None
 
@@ -318,9 +318,15 @@ def _check_query(policy: Policy, terms: Terms, mechanism: Gaussian) -> None:
         raise Refused("policy-clip", f"clip {mechanism.clip}, at most {policy.max_clip}")
     _among("policy-unit", "unit", mechanism.unit, policy.units)
     _among("policy-sampling", "sampling", mechanism.sampling, policy.samplings)
-    reason = no_guarantee(terms.run(1, 1, policy.run_delta))
+    reason = _unproved(terms, policy.run_delta)
     if reason:
         raise Refused("policy-unit", reason)
+
+
+@lru_cache(maxsize=64)
+def _unproved(terms: Terms, delta: float) -> str | None:
+    """Why these terms have no guarantee; found once, as every message of a run is checked."""
+    return no_guarantee(terms.run(1, 1, delta))
 
 
 def _within(reason: str, name: str, value: float, most: float) -> None:

@@ -102,9 +102,14 @@ class SiteLedger:
         """The ledger as it stands, to be kept next to whatever was made at this moment."""
         return self._journal.anchor
 
-    def follows(self, anchors: Iterable[Anchor]) -> bool:
-        """Whether the ledger still begins with what it held when each anchor was taken."""
-        return all(map(self._journal.follows, anchors))
+    def follows(self, anchors: Iterable[object]) -> bool:
+        """Whether the ledger still begins with what it held when each anchor was taken; an anchor
+        may be as ``enrolment.json`` has it."""
+        found = [
+            one if isinstance(one, Anchor) else Anchor.read(one, "enrolment.json")
+            for one in anchors
+        ]
+        return all(map(self._journal.follows, found))
 
     @property
     def total(self) -> int:
@@ -180,11 +185,12 @@ class SiteLedger:
         self._append({"event": "recover", "rest": rest, "lost": spent | {"delta": lost.delta}})
 
     def _append(self, line: dict[str, Any]) -> None:
+        time = _now()
+        line = line | {"time": time}
         if not len(self._journal):
-            first = {"event": "site", "site": self._site, "time": _now()}
+            first = {"event": "site", "site": self._site, "time": time}
             self._journal.append(first)
             self._apply(first)
-        line = line | {"time": _now()}
         self._journal.append(line)
         self._apply(line)
 

@@ -17,7 +17,6 @@ from dpscaffold.deployment.site.file import Policy
 from dpscaffold.deployment.site.ledger import RecoveryEntry, SiteLedger
 from dpscaffold.deployment.site.memory import RunMemory, StateFolder
 from dpscaffold.privacy.showing import round_up
-from dpscaffold.runs.journal import Anchor
 
 _FILE = "behind.json"
 
@@ -92,6 +91,6 @@ def recover(state: StateFolder, site: str, policy: Policy) -> list[str]:
 def _follows(memory: RunMemory, ledger: SiteLedger) -> bool:
     """Whether the ledger still begins with what it held when the run's files were written."""
     known, pending = memory.enrolment(), memory.pending()
-    if known is None or not ledger.follows([Anchor.read(known.anchor, "enrolment.json")]):
+    if known is None or not ledger.follows([known.anchor]):
         return False
     return pending is None or ledger.follows([pending.anchor])

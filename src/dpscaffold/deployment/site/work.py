@@ -116,8 +116,9 @@ class OfferedWork:
 
     def cohort(self, round: int, users: int, seed: int | None) -> tuple[int, ...]:
         """Who is drawn, exactly as the server draws."""
+        size = self.plan.cohort_size(users)
         streams = Randomness(self.plan.public_seed if seed is None else seed)
-        return tuple(streams.cohort(round, users, self.plan.cohort_size(users)).tolist())
+        return tuple(streams.cohort(round, users, size).tolist())
 
     def expects(self, round: int) -> Mapping[str, int]:
         """The vectors of a round's task."""
@@ -129,6 +130,10 @@ class OfferedWork:
 
     def shares(self) -> Mapping[str, int]:
         """Those of the site's slots that the server may know."""
+        return self._shared
+
+    @cached_property
+    def _shared(self) -> Mapping[str, int]:
         return slot_lengths(self.algorithm.shared, self.task.parameters)
 
     def _phase(self, round: int) -> Algorithm:
@@ -146,13 +151,11 @@ class OfferedWork:
         self, round: int, user: int, told: Vectors, slots: Vectors
     ) -> tuple[Vectors, Vectors]:
         """K local steps; in a secret run every call takes new keys from the operating system."""
-        row = self._row(round, user, self.mechanism)
         shared = {k.removeprefix("shared."): v for k, v in told.items() if k != "params"}
         broadcast = Broadcast(round, self._stack(told["params"]), self._stacks(shared))
-        phase = self._phase(round)
-        upload, kept = participate(
-            self.task, phase, [row], self._records, broadcast, self._stacks(slots)
-        )
+        memory, records, phase = self._stacks(slots), self._records, self._phase(round)
+        row = self._row(round, user, self.mechanism)
+        upload, kept = participate(self.task, phase, [row], records, broadcast, memory)
         phase.check_upload(upload)
         uploaded = {"params": _row(upload.params)}
         for name, value in upload.totals.items():
@@ -201,7 +204,7 @@ def terms_of(work: OfferedWork) -> Terms:
         task=offer.task.module or offer.task.kind,
         parameters=work.task.parameters,
         mechanism=work.mechanism,
-        unproved=work.algorithm.unproved,
+        unproved=tuple(work.algorithm.unproved),
     )
 
 

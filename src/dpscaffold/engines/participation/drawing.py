@@ -108,7 +108,7 @@ def indices(round: int, rows: Sequence[Row]) -> Indices:
             index[u, :, sizes[u] :] = 0
             return draw(u, index[u, :, : sizes[u]]).count
 
-        counts = in_threads(place, len(rows))
+        counts = in_threads(place, len(rows)) if len(rows) > 1 else [place(0)]
     else:
         drawn = in_threads(draw, len(rows))
         counts = [batches.count for batches in drawn]
