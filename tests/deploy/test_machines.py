@@ -41,7 +41,7 @@ noise = 60.0
 def blocks() -> list[tuple[str, str]]:
     """The page's commands in order, with the machine that each is for."""
     text = PAGE.read_text(encoding="utf-8")
-    part = text.split("## On machines of their own", 1)[1].split("\n## ", 1)[0]
+    part = text.split("## Set it up on separate machines", 1)[1].split("\n## ", 1)[0]
     return re.findall(r"```sh\n# at (?:the )?(\w+)\n(.*?)```", part, flags=re.DOTALL)
 
 

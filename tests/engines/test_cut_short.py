@@ -109,6 +109,6 @@ def test_rounds_of_a_run_that_really_diverges_do_not_come_again(narrow):
 
 def test_the_usual_width_is_never_exceeded():
     rows = simulator(setting("scaffold", "logistic", POISSON, user_ratio=1.0))
-    made = [rows._row(1, 0, user) for user in range(6)]
+    made = rows._rows(1, 0, range(6))
     layout = Layout.of(made, 15, False)
     assert layout.width == layout.most  # so few records all fit

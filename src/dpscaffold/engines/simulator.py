@@ -135,9 +135,9 @@ class Simulator:
         """The same round of every stacked run."""
         round = broadcasts[0].round
         rows = [
-            self._row(round, run, user, len(draw.active))
+            row
             for run, draw in enumerate(draws)
-            for user in draw.active.tolist()
+            for row in self._rows(round, run, draw.active.tolist())
         ]
         broadcast = StackedBroadcast(broadcasts)
         last = _Last(phase, list(broadcasts), list(draws))
@@ -209,13 +209,27 @@ class Simulator:
         there = placed(torch.tensor(places), self.device)
         return joined([memories.recall_at(there[where]) for memories, where, _ in runs])
 
-    def _row(self, round: int, run: int, user: int, members: int) -> Row:
-        setting = self.settings[run]
-        size, batch = int(self._sizes[run][user]), int(self._batches[run][user])
+    def _rows(self, round: int, run: int, users: Sequence[int]) -> list[Row]:
+        """The participants of a run in a round, who share its mechanism."""
+        setting, sizes, batches = self.settings[run], self._sizes[run], self._batches[run]
         roster, streams = setting.roster, self._of_round(round, run)
-        declared = roster.sizes[user] if roster.declared else None
-        given = (setting.plan, setting.privacy_in(members), streams, run, declared, round)
-        return Row(user, size, batch, *given, setting.sums)
+        sums = setting.sums
+        mechanism = setting.privacy if sums is None else setting.privacy_in(len(users))
+        return [
+            Row(
+                user,
+                int(sizes[user]),
+                int(batches[user]),
+                setting.plan,
+                mechanism,
+                streams,
+                run,
+                roster.sizes[user] if roster.declared else None,
+                round,
+                sums,
+            )
+            for user in users
+        ]
 
     def _of_round(self, round: int, run: int) -> Randomness:
         """A run's streams; those of a secret run are held until the round is done, so that rows
@@ -235,8 +249,10 @@ class Simulator:
         if round > self.settings[0].plan.rounds:
             return None
         rows = [
-            self._row(round, run, int(user), setting.cohort_size)
-            for run, setting in enumerate(self.settings)
-            for user in self.randomness[run].cohort(round, setting.users, setting.cohort_size)
+            row
+            for run, s in enumerate(self.settings)
+            for row in self._rows(
+                round, run, self.randomness[run].cohort(round, s.users, s.cohort_size).tolist()
+            )
         ]
         return rows if len(rows) <= self.chunk else None
