@@ -33,7 +33,6 @@ from torch import Tensor, nn
 
 import dpscaffold
 from dpscaffold import (
-    ALGORITHMS,
     Federation,
     Gaussian,
     Logistic,
@@ -48,6 +47,7 @@ from dpscaffold import (
     scaffold_balanced,
     train,
 )
+from dpscaffold.algorithms import ITERATIVE
 from dpscaffold.models import evaluate_files, predict_files
 from dpscaffold.privacy import (
     BOUNDS,
@@ -148,7 +148,7 @@ def linear_models() -> Found:
     """Every algorithm, kind and engine with a linear model."""
     return {
         f"{name} | {kind} | {engine}": trained(Logistic(6, 3), make, kind, engine, PLAN.rounds)
-        for name, make in ALGORITHMS.items()
+        for name, make in ITERATIVE.items()
         for kind in KINDS
         for engine in ("loop", "simulator")
     }
