@@ -141,7 +141,7 @@ def fingerprint(public: str) -> str:
     """Sixteen digits of a public key's digest.
 
     >>> fingerprint("ed25519:00")
-    'a7ed-e4a6-b5d2-7b8e'
+    '2fca-2bae-c220-e5b1'
     """
     digits = digest(public)[:16]
     return "-".join(digits[i : i + 4] for i in range(0, 16, 4))
