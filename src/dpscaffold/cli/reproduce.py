@@ -86,7 +86,7 @@ def reproduce_command(
         )
     written = {
         one: _reproduce(experiment(one), request, chosen, quiet, as_json)
-        for one in (names() if name == "all" else (name,))
+        for one in names(name, rows)
     }
     if as_json:
         folders = {one: str(request.out / one) for one in written}

@@ -15,6 +15,7 @@ is tried at the best choices of the other lines too (:mod:`dpscaffold.paper.wide
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
@@ -44,6 +45,7 @@ ORDER = (
     "tradeoff-l",
     "tradeoff-s",
     "frontier",
+    "frontier-secure",
     "planner",
     "warm-start",
     "shared-noise",
@@ -136,6 +138,8 @@ class Experiment:
     tuned_at: str | None = None
     brief: str = ""
     plans: bool = False  # η₀ is also chosen on public surrogates
+    about: tuple[str, ...] = ()  # paragraphs above the tables
+    also: tuple[str, ...] = ()  # experiments that are reproduced with this one
 
     def cases(self, seeds: int | None = None, scale: float = 1.0) -> list[Case]:
         """All runs, those that can share a stack near each other."""
@@ -201,9 +205,17 @@ def rate_label(
     return f"η₀ = {rate:g}" + (f" ({', '.join(others)})" if others else "")
 
 
-def names() -> tuple[str, ...]:
-    """All experiments."""
-    return ORDER
+def names(asked: str = "all", rows: Sequence[str] = ()) -> tuple[str, ...]:
+    """All experiments, or one and those that are reproduced with it, where they have the rows.
+
+    >>> names("frontier"), names("table1")
+    (('frontier', 'frontier-secure'), ('table1',))
+    """
+    if asked == "all":
+        return ORDER
+    also = experiment(asked).also
+    known = {one: [row.label for row in experiment(one).rows] for one in also}
+    return (asked, *(one for one in also if set(rows) <= set(known[one])))
 
 
 @cache
@@ -260,6 +272,8 @@ def _build(name: str, tables: dict[str, Any]) -> Experiment:
         tuned_at=tables.get("tuned_at"),
         brief=tables["brief"],
         plans=tables.get("plans", False),
+        about=tuple(tables.get("about", ())),
+        also=tuple(tables.get("also", ())),
     )
 
 

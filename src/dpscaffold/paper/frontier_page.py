@@ -12,20 +12,6 @@ from dpscaffold.paper.planned import PlannedCell, compared, planner_parts
 from dpscaffold.paper.results import CaseResult, Place, Results, average, last
 from dpscaffold.paper.text import TUNING, Provenance, markdown, percent, rate
 
-HOW_TO_READ = (
-    "Each entry is the test accuracy of the averaged model, and in brackets that of the last "
-    "iterates of the same runs (mean over the last 10 % of rounds). Models are averaged over the "
-    "last half of the rounds, or over the share that *tail* names. σ_g and η₀ are listed in the "
-    "order of the algorithms. *planned* is the averaged model with the η₀ that public surrogates "
-    "choose."
-)
-SEARCH = (
-    "η₀ was chosen for each entry **with the test data in view**, along a ladder of values that is "
-    "climbed until the best is inside († if the ladder ended first). Up to ε = 1, except on "
-    "FEMNIST, other values of C, K and *tail* were tried as well, for all algorithms alike (how: "
-    "`docs/paper-tuning.md`)."
-)
-
 
 def frontier_parts(results: Results, made: Provenance) -> list[str]:
     """Accuracy by ε for every row, or what planning costs where that is what was made."""
@@ -33,7 +19,7 @@ def frontier_parts(results: Results, made: Provenance) -> list[str]:
         return planner_parts(results, made.planned)
     planned = {one.place: one for one in compared(results, made.planned)}
     parts = ["## Test accuracy (%) of the averaged model by ε towards the server"]
-    parts += [HOW_TO_READ, f"{SEARCH} {TUNING}"]
+    parts += [*results.experiment.about, TUNING]
     for row in results.rows:
         columns = results.columns(row)
         lines = results.lines(row)
