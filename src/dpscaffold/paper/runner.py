@@ -91,6 +91,7 @@ def _structure(case: Case) -> tuple[str, int]:
     users, records = data.users or 100, data.records or 0  # type: ignore[union-attr]
     shared: list[Any] = [
         data.source,
+        [getattr(step, "step", "") for step in getattr(data, "preprocess", ())],
         users,
         records,
         s.task.model_dump(),
@@ -100,6 +101,7 @@ def _structure(case: Case) -> tuple[str, int]:
         s.plan.warm_rounds,
         s.plan.user_ratio if s.algorithm.build().warm_up is not None else 0,
         privacy is None,
+        s.secure is None,
         privacy and (privacy.sampling, privacy.unit, isinstance(privacy.clip, str)),
         vars(case.schedule),
         case.fold is None,

@@ -75,7 +75,7 @@ def solved_noise(case: Case, roster: Roster | None = None) -> Case:
         return case
     run, epsilon = run_of(settings, roster.sizes if roster else None), settings.privacy.epsilon
     view = settings.privacy.view
-    if view == "server":
+    if view == "server" and settings.secure is None:
         # Its bound asks neither what users remember nor what they upload: one answer serves all.
         run = replace(run, memory=False, one_sum=False)
     bound = settings.privacy.budget.bound(run)
