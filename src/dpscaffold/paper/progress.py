@@ -81,7 +81,7 @@ class ReproductionProgress:
         self.finished += stack.work
         if not self.live and not self.quiet:
             spent = time.monotonic() - self.started
-            left = spent / self.finished * (self.work - self.finished)
+            left = spent / self.finished * max(0.0, self.work - self.finished)
             self.console.print(
                 f"{self.name}: cell {stack.number}/{stack.of}, {stack.title}, "
                 f"{duration(stack.seconds)}; about {duration(left)} left"

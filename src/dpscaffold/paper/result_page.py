@@ -189,10 +189,13 @@ def _epsilons_by_plan(results: Results) -> dict[str, dict[str, float | None]]:
 def _privacy(results: Results) -> list[str]:
     """ε by view and bound of every distinct private plan."""
     if results.experiment.kind == "frontier":
+        secure = "secure" in results.experiment.base
+        sees = "only sums of uploads" if secure else "all uploads and who took part"
+        bound = "the bound of secure sums (Theorem 4, " if secure else "random participation ("
         text = (
-            f"ε is against the server (who sees all uploads and who took part) {_DELTA}, by random "
-            f"participation (PLD), for participants and batches drawn at random and the neighbours "
-            f"that each line names. The noise was solved for it."
+            f"ε is against the server (who sees {sees}) {_DELTA}, by {bound}PLD), for "
+            f"participants and batches drawn at random and the neighbours that each line names. "
+            f"The noise was solved for it."
         )
         return ["## Privacy", text + _outside(results)]
     seen = _epsilons_by_plan(results)
