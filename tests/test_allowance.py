@@ -63,8 +63,8 @@ def test_a_site_reads_a_budget_file_as_its_own_ledger(allowance):
         allowance.participate(BookedRound("b", round), after=booked)
     ledger = SiteLedger(allowance.path, NAME)
     assert [vars(b.grant) for b in ledger.runs.values()] == [
-        {"participations": 100, "epsilon": 0.4, "delta": 1e-6},
-        {"participations": 7, "epsilon": 0.25, "delta": 1e-6},
+        {"participations": 100, "epsilon": 0.4, "delta": 1e-6, "epsilon_alone": None},
+        {"participations": 7, "epsilon": 0.25, "delta": 1e-6, "epsilon_alone": None},
     ]
     assert ledger.runs["b"].participations == 3 and ledger.runs["b"].last_round == 5
     assert ledger.total == 3 and ledger.anchor == allowance.read().anchor

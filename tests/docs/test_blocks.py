@@ -15,6 +15,11 @@ NOT_RUN = [
         )
     ]
     * 5,
+    ("docs/deploy.md", "a part of a plan; tests/deploy/test_sums_deployed.py reads whole ones"),
+    (
+        "docs/deploy.md",
+        "a part of a site's file; tests/deploy/test_sums_deployed.py reads whole ones",
+    ),
     ("docs/index.md", "trains for about a minute; make demo is the same"),
     ("docs/howto/gpu.md", "needs a CUDA device; tests/engines and benchmarks/gpu.py run there"),
     ("docs/reproduction.md", "an hour and more on two cores"),

@@ -39,6 +39,7 @@ from dpscaffold.deployment.site.reading import SiteRecords, read_records
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.bounds import AGGREGATE, aggregate_among
 from dpscaffold.privacy.ledger import spent
+from dpscaffold.privacy.showing import round_up
 from dpscaffold.randomness.csprng import CipherStream
 from dpscaffold.sums.files import (
     KeyFile,
@@ -286,12 +287,14 @@ def _granted(
         bound = aggregate_among(k) if k else AGGREGATE
         epsilon = bound.epsilon(replace(mechanism, delta=policy.run_delta))
         if site.epsilon_alone is None or alone > site.epsilon_alone:
-            raise Refused("policy-epsilon", f"ε {alone:.4g} if all other sites work together")
+            raise Refused("policy-epsilon", f"ε {round_up(alone)} if all other sites work together")
     allowed = min(left.epsilon, policy.most_of_one_run)
     if left.runs < 1 or policy.run_delta > left.delta * (1 + 1e-9):
         raise Refused("policy-runs", "policy.max_runs or policy.delta is used up")
     if not epsilon <= allowed * (1 + 1e-9):
-        raise Refused("policy-epsilon", f"ε {epsilon:.4g} is asked, and {allowed:.4g} is left")
+        raise Refused(
+            "policy-epsilon", f"ε {round_up(epsilon)} is asked, and {allowed:.4g} is left"
+        )
     account = {
         "records": 1,
         "batch": 1,
