@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from dpscaffold import BadInput, load_model
-from dpscaffold.deployment.protocol.messages import new_key, pack, sign, unpack
+from dpscaffold.deployment.protocol.messages import fingerprint, new_key, pack, sign, unpack
 from dpscaffold.deployment.site.ledger import SiteLedger
 from dpscaffold.report.runs import read_run
 from dpscaffold.sums import files, site
 from dpscaffold.sums.combine import combine, write_run
-from dpscaffold.sums.files import fingerprint, read_key_file, read_sums, write_sums
+from dpscaffold.sums.files import read_key_file, read_sums, write_sums
 from dpscaffold.sums.plan import load_plan
 from dpscaffold.sums.site import make_keys, make_sums
 

@@ -109,8 +109,9 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Check files against the plan, and print the fingerprints to compare by telephone."""
+    from dpscaffold.deployment.protocol.messages import fingerprint
     from dpscaffold.sums.combine import check_file
-    from dpscaffold.sums.files import fingerprint, read_key_file, read_sums
+    from dpscaffold.sums.files import read_key_file, read_sums
     from dpscaffold.sums.plan import load_plan
 
     agreed, found = load_plan(plan), []

@@ -22,6 +22,7 @@ from dpscaffold.deployment.protocol.messages import (
     Json,
     SignedMessage,
     digest,
+    fingerprint,
     pack,
     public_of,
     sign,
@@ -135,16 +136,6 @@ class SumFile:
     def fingerprint(self) -> str:
         """What people compare by telephone."""
         return fingerprint(self.public)
-
-
-def fingerprint(public: str) -> str:
-    """Sixteen digits of a public key's digest.
-
-    >>> fingerprint("ed25519:00")
-    '2fca-2bae-c220-e5b1'
-    """
-    digits = digest(public)[:16]
-    return "-".join(digits[i : i + 4] for i in range(0, 16, 4))
 
 
 def read_sums(path: Path) -> SumFile:

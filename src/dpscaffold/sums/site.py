@@ -23,7 +23,7 @@ from dpscaffold.deployment.protocol.masks import (
     mask,
     pair_keys,
 )
-from dpscaffold.deployment.protocol.messages import Refused, public_of
+from dpscaffold.deployment.protocol.messages import Refused, fingerprint, public_of
 from dpscaffold.deployment.provision import (
     make_signing_key,
     read_signing_key,
@@ -43,7 +43,6 @@ from dpscaffold.privacy.showing import round_up
 from dpscaffold.randomness.csprng import CipherStream
 from dpscaffold.sums.files import (
     KeyFile,
-    fingerprint,
     key_files,
     read_key_file,
     session_of,
@@ -96,7 +95,7 @@ class SumsSite(BaseModel):
     """The largest ε of a masked sum if all other sites work together. Example: ``20.0``"""
     members: dict[str, str] = Field(default_factory=dict)
     """The fingerprints of the other sites, as 'sums check' prints them, once they were compared by
-    telephone. Example: ``{ south = "a7ed-e4a6-b5d2-7b8e" }``"""
+    telephone. Example: ``{ south = "2414-be14-a0ea-7ff3-1e76-35f9-0995-4303" }``"""
     data: dict[str, Any]
     policy: Policy
 
