@@ -220,6 +220,7 @@ def _frontier(results: Results) -> Figure:
     for axis, row in zip(axes.flat, rows, strict=False):
         for line in results.lines(row):
             _frontier_lines(axis, results, row, line)
+        _widen(axis)
         axis.set_xscale("log")
         axis.set_xticks([0.1, 0.3, 1, 3, 10], ["0.1", "0.3", "1", "3", "10"])
         axis.minorticks_off()
@@ -230,6 +231,13 @@ def _frontier(results: Results) -> Figure:
         first.set_ylabel(results.experiment.label)
     _legend(figure, axes)
     return figure
+
+
+def _widen(axis: Axes, span: float = 0.05) -> None:
+    """Show at least ``span`` of accuracy, so that noise between runs does not look like a trend."""
+    low, high = axis.get_ylim()
+    if high - low < span:
+        axis.set_ylim((low + high - span) / 2, (low + high + span) / 2)
 
 
 def _frontier_lines(axis: Axes, results: Results, row: str, line: str) -> None:
