@@ -63,7 +63,7 @@ def as_rows(table: Table) -> list[dict[str, str]]:
 
 
 def about(seconds: float) -> str:
-    """An estimate in few letters.
+    """An estimate in few characters.
 
     >>> [about(s) for s in (40, 200, 8940, 142740)]
     ['40 s', '3 min', '2 h 29 min', '40 h']

@@ -300,14 +300,14 @@ class DeployedRun(RunDriver):
             return None
         for name, reason in reasons.items():
             self.deployment.say(f"{name} did not take the model: {reason}")
-        gaps = []
+        distances = []
         for slot, c in state.server.slots.items():
             held = [signed.vectors.get(f"slot.{slot}") for signed in answers.values()]
             known = [vector for vector in held if vector is not None]
             if len(known) == len(self.sites.enrolled.names):
                 total = np.sum([vector.astype(np.float64) for vector in known], axis=0)
-                gaps.append(float(np.abs(len(known) * c.numpy().astype(np.float64) - total).max()))
-        return max(gaps) if gaps else None
+                distances.append(float(np.abs(len(known) * c.numpy().astype(np.float64) - total).max()))
+        return max(distances) if distances else None
 
     def _status(self, state: State, phase: str) -> None:
         """``status.json``, for monitoring."""
