@@ -306,7 +306,9 @@ class DeployedRun(RunDriver):
             known = [vector for vector in held if vector is not None]
             if len(known) == len(self.sites.enrolled.names):
                 total = np.sum([vector.astype(np.float64) for vector in known], axis=0)
-                distances.append(float(np.abs(len(known) * c.numpy().astype(np.float64) - total).max()))
+                distances.append(
+                    float(np.abs(len(known) * c.numpy().astype(np.float64) - total).max())
+                )
         return max(distances) if distances else None
 
     def _status(self, state: State, phase: str) -> None:
