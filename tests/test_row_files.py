@@ -26,12 +26,10 @@ from dpscaffold import Logistic, Model
 from dpscaffold.data import from_users, load_federation
 from dpscaffold.data.tables.rows import row_files
 from dpscaffold.models import evaluate_files, predict_files
-from dpscaffold.models.evaluate import evaluate_file
-from dpscaffold.models.predict import predict_file
 
 WARDS = ("Kinder", "Männer")
 COLUMNS = ("patient", "age", "stay", "ward", "ill")
-#: How sites write: the sign between columns, the decimal sign, the encoding.
+#: How sites write: the delimiter, the decimal sign, the encoding.
 WAYS = ((",", ".", "utf-8"), (";", ",", "cp1252"), ("\t", ".", "utf-16"), (";", ",", "utf-8-sig"))
 Row = dict[str, Any]
 
@@ -113,7 +111,8 @@ def test_a_folder_is_answered_as_its_files_one_by_one(model: Model, files: Any, 
         wanted, counts = [], []
         for name in sorted(files, key=Path):
             alone = Path(place) / "alone" / name
-            counts.append(predict_file(model, home / name, alone, ["patient"], all_))
+            done = predict_files(model, home / name, alone, ["patient"], all_)
+            counts.append(done.files[0].predicted)
             wanted += [{"file": name} | row for row in table(alone)]
         for out in ("all.csv", "all.parquet"):
             done = predict_files(model, [home], Path(place) / out, ["patient"], all_)
@@ -161,21 +160,21 @@ def test_an_evaluation_of_a_folder_is_that_of_one_table_and_of_each_file(
             return
         write(Path(place) / "one.csv", together, 0, (*COLUMNS, "site"))
         found = evaluate_files(model, home)
-        whole = evaluate_file(model, Path(place) / "one.csv", site="site")
+        whole = evaluate_files(model, Path(place) / "one.csv", site="site").whole
         told, wanted = found.whole.to_dict(), whole.to_dict()
-        assert bool(told.pop("gap")) == bool(wanted.pop("gap"))
+        assert bool(told.pop("reason")) == bool(wanted.pop("reason"))
         assert told == wanted and found.whole.rows == len(good)
         for name, entry in zip(sorted(files, key=Path), found.files, strict=True):
             assert entry.file == name
             if not entry.rows:
                 assert entry.metrics == {} and name in found.notes[-1]
                 continue
-            alone = evaluate_file(model, home / name)
-            figures = (entry.rows, entry.left_out, entry.gap, entry.metrics, entry.baseline)
+            alone = evaluate_files(model, home / name).whole
+            figures = (entry.rows, entry.left_out, entry.reason, entry.metrics, entry.baseline)
             assert figures == (
                 alone.rows,
                 alone.left_out,
-                alone.gap,
+                alone.reason,
                 alone.metrics,
                 alone.baseline,
             )
@@ -235,7 +234,7 @@ def test_folders_name_columns_and_files_come_in_the_order_asked_for(
         write(tmp_path / "hive" / f"ward={ward}" / "part-0.parquet", [record(1)], 0, inside)
     write(tmp_path / "flat.csv", [record(1, ward=ward) for ward in WARDS], 0)
     predict_files(model, tmp_path / "hive", tmp_path / "hive.csv")
-    predict_file(model, tmp_path / "flat.csv", tmp_path / "wanted.csv")
+    predict_files(model, tmp_path / "flat.csv", tmp_path / "wanted.csv")
     found = [{k: v for k, v in row.items() if k != "file"} for row in table(tmp_path / "hive.csv")]
     assert found == table(tmp_path / "wanted.csv")
     assert len({row["probability_yes"] for row in found}) == 2, "the ward counts"
@@ -321,7 +320,7 @@ def test_a_file_that_fails_at_its_end_leaves_nothing(
     target: Any = stream if out is None else Path(out)
     done = predict_files(model, "new", target)
     assert (done.rows, done.incomplete) == (120_008, 3)
-    assert done.gap == "south.csv, row 5 lacks a value of column 'stay'"
+    assert done.reason == "south.csv, row 5 lacks a value of column 'stay'"
     stream.seek(0)
     stream.truncate()
     with path.open("a") as file:
@@ -357,7 +356,7 @@ def test_every_class_has_a_probability_under_its_own_name(tmp_path: Path) -> Non
     (tmp_path / "new.csv").write_text(text + "\n")
     wanted = model.probabilities(tmp_path / "new.csv").numpy()
     for out in ("one.csv", "one.parquet"):
-        predict_file(model, tmp_path / "new.csv", tmp_path / out)
+        predict_files(model, tmp_path / "new.csv", tmp_path / out)
         found = table(tmp_path / out)
         assert list(found[0]) == ["prediction", *names]
         given_ = [[float(row[name]) for name in names] for row in found]
@@ -408,6 +407,17 @@ def test_what_would_be_lost_or_read_again_is_refused(
     assert "\n" not in str(caught.value) and contents(home) == before
 
 
+@pytest.mark.parametrize(
+    ("out", "said"),
+    [("new/north.csv", "overwrites-input: north.csv"), ("said", "wrong-file-type: said")],
+)
+def test_the_rows_of_one_file_are_not_overwritten(model: Model, home: Path, out, said) -> None:
+    before = contents(home)
+    with refuses(said):
+        predict_files(model, "new/north.csv", out)
+    assert contents(home) == before
+
+
 def test_predictions_of_before_are_replaced_whole(model: Model, home: Path) -> None:
     predict_files(model, "new", Path("said"))
     write(Path("new/north.csv"), [record(1, age=99)], 0)
@@ -426,9 +436,9 @@ def test_other_files_and_columns_that_are_not_needed_are_named(model: Model, hom
     Path("new/.hidden.csv").write_text("x\n")
     write(Path("new/zone.csv"), [record(1)], 0, ("patient", "age", "stay", "ward"))
     done = predict_files(model, "new/*", Path("all.csv"))
-    assert done.aside == ("east.xlsx",) and len(done.files) == 4
+    assert done.skipped == ("east.xlsx",) and len(done.files) == 4
     assert done.notes == (
-        "warning: no table of .csv or .parquet, so left aside: east.xlsx",
+        "warning: no table of .csv or .parquet, so skipped: east.xlsx",
         "warning: zone.csv lacks the column 'ill' of north.csv; it is not needed",
     )
 

@@ -50,7 +50,7 @@ def test_a_folder_of_ten_hospitals_is_predicted_and_told(dpscaffold) -> None:
     code, printed, said = dpscaffold("predict run new --keep patient")
     assert code == 0
     assert said.splitlines()[0] == (
-        "warning: no table of .csv or .parquet, so left aside: site10.xlsx"
+        "warning: no table of .csv or .parquet, so skipped: site10.xlsx"
     )
     assert said.splitlines()[1].startswith(
         "20 of 220 rows have no prediction (site0.csv 2, site1.csv 2, site2.csv 2, site3.csv 2 and "
@@ -66,7 +66,7 @@ def test_a_folder_of_ten_hospitals_is_predicted_and_told(dpscaffold) -> None:
     assert code == 0 and said == ""
     report = json.loads(told)
     assert (report["folder"], report["rows"], report["without_prediction"]) == ("said", 220, 20)
-    assert report["left_aside"] == ["site10.xlsx"] and len(report["notes"]) == 1
+    assert report["skipped"] == ["site10.xlsx"] and len(report["notes"]) == 1
     assert report["files"][3] == {
         "file": "site3.csv",
         "out": "said/site3.csv",
@@ -95,22 +95,20 @@ def test_a_folder_of_ten_hospitals_is_evaluated_as_a_whole_and_by_file(dpscaffol
     assert code == 0 and said == ""
     found = json.loads(told)
     assert (found["rows"], found["left_out"]) == (200, 20)
-    assert found["gap"] == "site0.csv, row 5 lacks a value of column 'weight'"
+    assert found["reason"] == "site0.csv, row 5 lacks a value of column 'weight'"
     assert [site["site"] for site in found["sites"]] == [f"site{k}" for k in range(10)]
     assert [file["file"] for file in found["files"]] == [f"site{k}.csv" for k in range(10)]
-    assert found["left_aside"] == ["site10.xlsx"]
+    assert found["skipped"] == ["site10.xlsx"]
     for file, site in zip(found["files"], found["sites"], strict=True):
         alone = json.loads(dpscaffold(f"evaluate run new/{file['file']} --json")[1])
-        assert not {"files", "left_aside", "notes"} & {*alone}, (
-            "a single file is reported as before"
-        )
-        same = ("rows", "left_out", "gap", "metrics", "baseline")
+        assert len(alone["files"]) == 1 and not alone["skipped"] and not alone["notes"]
+        same = ("rows", "left_out", "reason", "metrics", "baseline")
         assert {key: file[key] for key in same} == {key: alone[key] for key in same}
         assert site["accuracy"] == file["metrics"]["test_accuracy"]
     two = json.loads(dpscaffold("evaluate run new/site1.csv new/site0.csv --json")[1])
     assert two["rows"] == 40 and two["files"] == [found["files"][1], found["files"][0]]
     code, printed, said = dpscaffold("evaluate run new --figure f.svg")
-    assert code == 0 and Path("f.svg").exists() and "left aside: site10.xlsx" in said
+    assert code == 0 and Path("f.svg").exists() and "skipped: site10.xlsx" in said
     for words in ("200 rows", "20 rows were left out", "site0.csv, row 5", "site9"):
         assert words in printed
 

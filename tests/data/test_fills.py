@@ -16,8 +16,8 @@ from typed import typed
 
 from dpscaffold.data import load_federation
 from dpscaffold.data.private import released
-from dpscaffold.data.tables import fills
-from dpscaffold.data.tables.fills import BINS, PrivateFill
+from dpscaffold.data.tables import missing
+from dpscaffold.data.tables.missing import BINS, PrivateFill
 from dpscaffold.privacy.costs import Cost
 
 VALUES = np.array([2.0, 4.03, np.nan, 9.0, 50.0, -3.0, np.nan, 3.0, 4.03] * 50)
@@ -152,7 +152,7 @@ def test_system_noise_is_drawn_once_when_prepared(tmp_path: Path) -> None:
 def test_secret_sums_lie_on_the_public_grid(fill: Any, spread: float, monkeypatch) -> None:
     """And seeded ones do not: they are what they were."""
     sums: list[np.ndarray] = []
-    monkeypatch.setattr(fills, "released", lambda *a: sums.append(released(*a)) or sums[-1])
+    monkeypatch.setattr(missing, "released", lambda *a: sums.append(released(*a)) or sums[-1])
     step = 2.0 ** (math.floor(math.log2(spread)) - 20)
     for entropy in ("system", "seed"):
         rule = PrivateFill(fill=fill, low=0, high=10, noise=3.0, entropy=entropy)

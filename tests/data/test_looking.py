@@ -104,7 +104,7 @@ def test_a_site_that_sent_another_kind_of_file_is_named(tmp_path, monkeypatch, c
         (folder / f"{name}.csv").write_text("\n".join(["age,ill", *rows]))
     for name in ("east.xlsx", "west.csv.gz", "notes.md", ".hidden/a.xlsx"):
         (folder / name).write_bytes(b"PK")
-    said = "warning: no csv tables, so left aside: east.xlsx, west.csv.gz"
+    said = "warning: no csv tables, so skipped: east.xlsx, west.csv.gz"
     code, _, err = typed(monkeypatch, capsys, "init", "sites")
     assert code == 0 and said + "\n" in err
     short = ["--set", "plan.rounds=1", "--set", "plan.learning_rate=0.1", "--out", "r"]

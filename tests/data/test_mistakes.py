@@ -18,15 +18,13 @@ from typer.testing import CliRunner
 from dpscaffold import Logistic, Model, load_model
 from dpscaffold.cli import app
 from dpscaffold.data import federation_of, load, load_federation, prepare
-from dpscaffold.data.tables.cells import days
+from dpscaffold.data.tables.cells import days, same_values, typing_errors
 from dpscaffold.data.tables.codec import Coding
 from dpscaffold.data.tables.profile import look
-from dpscaffold.data.tables.spellings import same_values, typing_errors
 from dpscaffold.deployment.protocol.agreement import SchemaSettings
 from dpscaffold.deployment.site.reading import read_records
 from dpscaffold.errors import BadInput
-from dpscaffold.models.evaluate import evaluate_file
-from dpscaffold.models.predict import predict_file
+from dpscaffold.models import evaluate_files, predict_files
 
 SPELLINGS = {"ready": {"yes": ["Yes", "ys", "ja"], "no": ["nein"]}, "ward": {"A": ["a", "Aa"]}}
 KEYS: dict[str, Any] = {
@@ -88,18 +86,18 @@ def test_new_rows_are_read_with_the_spellings_of_the_training(tmp_path: Path) ->
     model = load_model(Model.of(data, Logistic(data.dimension, 2), params).save(tmp_path / "m"))
     new = table(tmp_path / "new.csv", False, 20)
     again = table(tmp_path / "again.csv", True, 20)
-    said = [predict_file(model, one, tmp_path / f"{one.stem}.out.csv") for one in (new, again)]
-    assert said[0] == said[1] and said[1].incomplete == 0
+    said = [predict_files(model, one, tmp_path / f"{one.stem}.out.csv") for one in (new, again)]
+    assert [(one.rows, one.incomplete) for one in said] == [(20, 0)] * 2
     both = [(tmp_path / f"{n}.out.csv").read_text() for n in ("new", "again")]
     assert both[0] == both[1]
-    found = [evaluate_file(model, one, "ready") for one in (new, again)]
+    found = [evaluate_files(model, one, "ready").whole for one in (new, again)]
     assert found[0].metrics == found[1].metrics and found[0].confusion == found[1].confusion
     rows = [{"age": 3, "ward": ward} for ward in ("A", "a", " Aa ")]
     assert model.scores(rows).unique(dim=0).shape[0] == 1
     with refuses("bad-labels"):
         wrong = tmp_path / "wrong.csv"
         wrong.write_text("site,age,ward,ready\nn,1,A,perhaps\n")
-        evaluate_file(model, wrong, "ready")
+        evaluate_files(model, wrong, "ready")
 
 
 def test_exported_models_know_the_spellings(tmp_path: Path) -> None:
@@ -273,11 +271,11 @@ def test_texts_about_tables_are_left_aside_with_a_note(tmp_path, monkeypatch) ->
     """A README.txt was the first table of the folder, and the others were blamed for it."""
     sites(tmp_path / "sites", README="data as of january\n\nask us\n", phone="Anna: 1\nBert: 2\n")
     code, said = init(tmp_path, monkeypatch, "sites", "--out", "t.toml")
-    assert code == 0 and "left aside: README.txt" in said and "left aside: phone.txt" in said
+    assert code == 0 and "skipped: README.txt" in said and "skipped: phone.txt" in said
     notes: list[str] = []
     data = load_federation(drafted(tmp_path), notes.append)
     assert data.names == ("aachen", "bonn", "celle")
-    assert sum("left aside" in note for note in notes) == 2
+    assert sum("skipped" in note for note in notes) == 2
     model = Model.of(data, Logistic(data.dimension, 2), torch.zeros(2 * (data.dimension + 1)))
     model.save(tmp_path / "m")
     for command in ("predict", "evaluate"):
@@ -323,7 +321,7 @@ def test_a_column_that_a_site_lacks_is_refused_with_a_remedy_that_works(tmp_path
     model = Model.of(read, Logistic(3, 2), torch.linspace(-1, 1, 8)).save(tmp_path / "m")
     loaded = load_model(model)
     same = [
-        predict_file(loaded, f / "bonn.csv", tmp_path / f"{f.name}.csv") for f in (folder, empty)
+        predict_files(loaded, f / "bonn.csv", tmp_path / f"{f.name}.csv") for f in (folder, empty)
     ]
     assert same[0] == same[1] and same[0].incomplete == 0
     assert (tmp_path / "sites.csv").read_text() == (tmp_path / "empty.csv").read_text()

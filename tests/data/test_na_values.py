@@ -28,7 +28,6 @@ from dpscaffold.data.stored import entries, steps
 from dpscaffold.data.tables.codec import Coding
 from dpscaffold.data.tables.rows import raw_parts
 from dpscaffold.data.tables.scan import read_table
-from dpscaffold.errors import BadInput
 from dpscaffold.models.model import Model
 from dpscaffold.tasks import Logistic
 
@@ -264,7 +263,7 @@ def test_a_label_or_a_site_that_is_a_gap_is_as_an_empty_one(tmp_path: Path) -> N
             (*row[:place], "?", *row[place + 1 :]) if i == 7 else row for i, row in enumerate(rows)
         ]
         path = written(tmp_path / "t.csv", spoilt)
-        with pytest.raises(BadInput, match=f"column '{NAMES[place]}' lacks a value in 1 of 12"):
+        with refuses(f"missing-value: '{NAMES[place]}' … 1 of 12"):
             pool_of(path, "csv", missing="refuse", na_values=["?"])
         dropped = pool_of(path, "csv", na_values=["?"])
         assert len(dropped) == 11 and any("were left out" in note for note in dropped.notes)
@@ -360,9 +359,7 @@ def test_a_text_among_numbers_is_explained_with_na_values(tmp_path: Path) -> Non
     ):
         path = written(tmp_path / "t.csv", [*rows, (wrong, *rows[0][1:])])
         for na_values in ([], ["?"]):
-            with pytest.raises(
-                BadInput, match=f"column 'age' holds '{wrong}', and numbers.*{advice}"
-            ):
+            with refuses(f"not-numbers: 'age' … '{wrong}' … {advice}"):
                 pool_of(path, "csv", na_values=na_values)
 
 

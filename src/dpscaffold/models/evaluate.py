@@ -17,18 +17,17 @@ import pyarrow.compute
 import torch
 from torch import Tensor
 
+from dpscaffold.data.tables.codec import read_labels
 from dpscaffold.data.tables.dialect import TableFile
-from dpscaffold.data.tables.labels import read_labels
 from dpscaffold.data.tables.rows import (
-    RowFiles,
     coding_of,
     differing_columns,
     file_columns,
-    left_aside_note,
     named,
     named_problem,
     require_columns,
     row_files,
+    skipped_note,
     tables_among,
 )
 from dpscaffold.errors import BadInput, nearest
@@ -56,7 +55,7 @@ class ScoredRows:
     site: Tensor
     sites: tuple[str, ...]
     left_out: int = 0
-    gap: str = ""
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ class Evaluation:
     """What is known of a model on some rows.
 
     ``metrics`` are those of the target, ``baseline`` the same of the best answer for all rows
-    alike, ``gap`` why the first row that was left out was, ``sites`` one entry a site,
+    alike, ``reason`` why the first row that was left out was, ``sites`` one entry a site,
     ``confusion`` counts (true class, predicted class), ``by_class`` recall, precision and
     F1 of every class (of every label accuracy next to its majority baseline and AUC, too),
     ``calibration`` the bins of predicted probability (of the second of two classes, of every label,
@@ -89,31 +88,16 @@ class Evaluation:
     confusion: tuple[tuple[int, ...], ...]
     calibration: tuple[Bin, ...]
     note: str = NOT_COVERED
-    gap: str = ""
+    reason: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values, for JSON."""
         return asdict(self)
 
 
-def evaluate_file(
-    model: Model, data: Path, label: str | None = None, site: str | None = None
-) -> Evaluation:
-    """Evaluate a model on the rows of a CSV or Parquet file.
-
-    ``label`` is the column of the truth and ``site`` that with the site of each row; by default
-    those of the training, the latter where the file has it.
-    """
-    return evaluate(model, score_file(model, data, label, site))
-
-
-def score_file(model: Model, data: Path, label: str | None, site: str | None) -> ScoredRows:
+def score_file(model: Model, data: Path, label: str | None) -> ScoredRows:
     """Scores and truths of a file's rows."""
-    scored = score_rows(model, data, label, site)
-    if not len(scored.targets):
-        gap = f" ({scored.gap})" if scored.gap else ""
-        raise BadInput("no-rows", f"{data} holds no row that has a prediction{gap}")
-    return scored
+    return _joined((str(data),), [score_rows(model, data, label, None)])
 
 
 def score_rows(
@@ -125,10 +109,10 @@ def score_rows(
     coding = coding_of(model.preparation, model.columns)
     if site is None and model.origin.site in file_columns(data):
         site = model.origin.site
-    scores, truths, owners, left_out, gap = [], [], [], 0, ""
+    scores, truths, owners, left_out, reason = [], [], [], 0, ""
     for part in model.parts(data, [*wanted, *([site] if site else [])]):
         left_out += int((~part.complete).sum())
-        gap = gap or part.gap
+        reason = reason or part.reason
         if not part.complete.any():
             continue
         scores.append(model.scores_of(part.features))
@@ -139,12 +123,12 @@ def score_rows(
             owners.append(reader.texts(site, held.column(site))[0].fill_null("(none)"))
     number, sites = torch.zeros(sum(map(len, truths)), dtype=torch.int64), (whose,)
     if not scores:
-        return ScoredRows(torch.empty(0, 0), torch.empty(0), number, (), left_out, gap)
+        return ScoredRows(torch.empty(0, 0), torch.empty(0), number, (), left_out, reason)
     if site:
         coded = pa.chunked_array(owners).combine_chunks().dictionary_encode()
         sites = tuple(coded.dictionary.to_pylist())
         number = torch.from_numpy(np.array(coded.indices)).long()
-    return ScoredRows(torch.cat(scores), torch.cat(truths), number, sites, left_out, gap)
+    return ScoredRows(torch.cat(scores), torch.cat(truths), number, sites, left_out, reason)
 
 
 def label_columns(model: Model, data: Path | TableFile, label: str | None) -> tuple[str, ...]:
@@ -201,7 +185,7 @@ def evaluate(model: Model, scored: ScoredRows, metrics: Sequence[Metric] = ()) -
         _by_label(scored, target) if target.kind == "labels" else _by_class(confusion, target),
         confusion if len(target.classes) <= MOST_CLASSES else (),
         calibration(model, scored) if target.classes else (),
-        gap=scored.gap,
+        reason=scored.reason,
     )
 
 
@@ -310,19 +294,19 @@ class FileEvaluation:
     file: str
     rows: int
     left_out: int
-    gap: str
+    reason: str
     metrics: dict[str, float | None]
     baseline: dict[str, float | None]
 
 
 @dataclass(frozen=True)
 class FilesEvaluation:
-    """An evaluation on the ``whole`` of many files, and on each in their order; ``aside`` are files
-    of folders that are of another kind, ``notes`` what is worth a word."""
+    """An evaluation on the ``whole`` of many files, and on each in their order; ``skipped`` are
+    files of folders that are of another kind, ``notes`` what is worth a word."""
 
     whole: Evaluation
     files: tuple[FileEvaluation, ...]
-    aside: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
@@ -330,7 +314,7 @@ class FilesEvaluation:
         files = [dict(vars(file)) for file in self.files]
         return self.whole.to_dict() | {
             "files": files,
-            "left_aside": self.aside,
+            "skipped": self.skipped,
             "notes": self.notes,
         }
 
@@ -362,9 +346,9 @@ def evaluate_files(
     ]
     scored = [_scored(model, file, label, site) for file in rows.files]
     files = tuple(_entry(model, name, part) for name, part in zip(rows.names, scored, strict=True))
-    notes = [left_aside_note(rows.aside), differing_columns(rows.names, columns), _without(files)]
-    whole = evaluate(model, _together(rows, scored))
-    return FilesEvaluation(whole, files, rows.aside, tuple(note for note in notes if note))
+    notes = [skipped_note(rows.skipped), differing_columns(rows.names, columns), _without(files)]
+    whole = evaluate(model, _joined(rows.names, scored))
+    return FilesEvaluation(whole, files, rows.skipped, tuple(note for note in notes if note))
 
 
 def _scored(model: Model, file: TableFile, label: str | None, site: str | None) -> ScoredRows:
@@ -376,10 +360,10 @@ def _scored(model: Model, file: TableFile, label: str | None, site: str | None) 
 
 def _entry(model: Model, name: str, scored: ScoredRows) -> FileEvaluation:
     if not len(scored.targets):
-        return FileEvaluation(name, 0, scored.left_out, scored.gap, {}, {})
+        return FileEvaluation(name, 0, scored.left_out, scored.reason, {}, {})
     found = evaluate(model, scored)
     return FileEvaluation(
-        name, found.rows, found.left_out, found.gap, found.metrics, found.baseline
+        name, found.rows, found.left_out, found.reason, found.metrics, found.baseline
     )
 
 
@@ -388,19 +372,24 @@ def _without(files: Sequence[FileEvaluation]) -> str:
     empty = [file for file in files if not file.rows]
     if not empty:
         return ""
-    gap = next((f" ({file.file}, {file.gap})" for file in empty if file.gap), "")
-    return f"warning: no row has a prediction in {named([file.file for file in empty])}{gap}"
+    reason = next((f" ({file.file}, {file.reason})" for file in empty if file.reason), "")
+    return f"warning: no row has a prediction in {named([file.file for file in empty])}{reason}"
 
 
-def _together(rows: RowFiles, scored: Sequence[ScoredRows]) -> ScoredRows:
+def _joined(names: Sequence[str], scored: Sequence[ScoredRows]) -> ScoredRows:
     """The rows of all files as one table; sites of the same name are the same."""
-    first = (f"{name}, {s.gap}" for name, s in zip(rows.names, scored, strict=True) if s.gap)
-    gap = next(first, "")
+    several = len(names) > 1
+    first = (
+        f"{name}, {s.reason}" if several else s.reason
+        for name, s in zip(names, scored, strict=True)
+        if s.reason
+    )
+    reason = next(first, "")
     full = [part for part in scored if len(part.targets)]
     if not full:
-        raise BadInput(
-            "no-rows", f"no file holds a row that has a prediction{f' ({gap})' if gap else ''}"
-        )
+        which = "no file holds a row" if several else f"{names[0]} holds no row"
+        why = f" ({reason})" if reason else ""
+        raise BadInput("no-rows", f"{which} that has a prediction{why}")
     sites = tuple(dict.fromkeys(site for part in full for site in part.sites))
     places = {site: place for place, site in enumerate(sites)}
     numbers = [torch.tensor([places[site] for site in part.sites])[part.site] for part in full]
@@ -410,5 +399,5 @@ def _together(rows: RowFiles, scored: Sequence[ScoredRows]) -> ScoredRows:
         torch.cat(numbers),
         sites,
         sum(part.left_out for part in scored),
-        gap,
+        reason,
     )

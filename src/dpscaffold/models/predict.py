@@ -1,7 +1,7 @@
 """Predictions for the rows of files, batch by batch: memory does not grow with a file.
 
-The rows of one file go to one table (:func:`predict_file`); those of many to one table that names
-the file of each row, or to a folder with one file for each (:func:`predict_files`).
+All rows go to one table, which names the file of each row if there are several, or to a folder with
+one table per file.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain, islice
 from pathlib import Path
 from tempfile import SpooledTemporaryFile
 from typing import IO, Any
@@ -33,10 +32,10 @@ from dpscaffold.data.tables.rows import (
     differing_columns,
     file_columns,
     file_kind,
-    left_aside_note,
     named_problem,
     require_columns,
     row_files,
+    skipped_note,
     tables_among,
 )
 from dpscaffold.errors import BadInput
@@ -55,34 +54,7 @@ class PredictionCounts:
 
     rows: int
     incomplete: int
-    gap: str = ""
-
-
-def predict_file(
-    model: Model,
-    data: Path,
-    out: Path | IO[bytes],
-    keep: Sequence[str] = (),
-    probabilities: bool | None = None,
-) -> PredictionCounts:
-    """Write a prediction for every row of a CSV or Parquet file, in its order.
-
-    ``out`` is a ``.csv`` or ``.parquet`` file, which appears whole or not at all, or a stream for
-    CSV. The columns are those to ``keep``, ``prediction`` (the class's name, or the number) and one
-    ``probability_NAME`` per class, in the order of ``model.classes``. With several labels there is
-    one ``prediction_NAME`` per label, 1 where it holds and else 0, and one ``probability_NAME``.
-    ``probabilities=False`` leaves out the probabilities.
-    A row that the training would have left out or refused (a missing value, a category that it
-    never saw) has an empty prediction.
-    """
-    answer = Answer(model, tuple(keep), probabilities)
-    shape = answer.shape()
-    if isinstance(out, Path):
-        written_kind(out)
-    parts = iter(model.parts(data, keep))
-    first = list(islice(parts, 1))  # a file that cannot be read is refused before any output
-    with batch_writer(out, shape) as writer, one_thread():
-        return answer.write(chain(first, parts), writer, shape)
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -111,7 +83,7 @@ class Answer:
     ) -> PredictionCounts:
         """Write the rows of a file, with these texts ``before`` each, batch by batch."""
         columns = _columns(self.model, self.probabilities)
-        rows, incomplete, gap = 0, 0, ""
+        rows, incomplete, reason = 0, 0, ""
         for part in parts:
             count = len(part.complete)
             arrays = [pa.repeat(pa.scalar(text, pa.string()), count) for text in before]
@@ -120,8 +92,8 @@ class Answer:
             writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=shape))
             rows += count
             incomplete += int((~part.complete).sum())
-            gap = gap or part.gap
-        return PredictionCounts(rows, incomplete, gap)
+            reason = reason or part.reason
+        return PredictionCounts(rows, incomplete, reason)
 
 
 def _columns(model: Model, probabilities: bool | None) -> dict[str, pa.DataType]:
@@ -232,11 +204,11 @@ class FilePredicted:
 
 @dataclass(frozen=True)
 class FilesPredicted:
-    """What became of all files, in their order; ``aside`` are the files of folders that are of
+    """What became of all files, in their order; ``skipped`` are the files of folders that are of
     another kind, ``notes`` what is worth a word."""
 
     files: tuple[FilePredicted, ...]
-    aside: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -250,10 +222,11 @@ class FilesPredicted:
         return sum(file.predicted.incomplete for file in self.files)
 
     @property
-    def gap(self) -> str:
-        """Why the first of these has none, with its file."""
-        first = (f"{f.name}, {f.predicted.gap}" for f in self.files if f.predicted.gap)
-        return next(first, "")
+    def reason(self) -> str:
+        """Why the first of these has none, with its file if there are several."""
+        several = len(self.files) > 1
+        found = ((f.name, f.predicted.reason) for f in self.files if f.predicted.reason)
+        return next((f"{name}, {why}" if several else why for name, why in found), "")
 
 
 def predict_files(
@@ -265,33 +238,49 @@ def predict_files(
 ) -> FilesPredicted:
     """Write a prediction for every row of CSV and Parquet files, in the order of files and rows.
 
-    The output is complete or, if one file fails, does not appear. Memory is bounded by a batch of
-    rows.
+    The columns are those to ``keep``, ``prediction`` (the class's name, or the number) and one
+    ``probability_NAME`` per class, in the order of ``model.classes``. With several labels there is
+    one ``prediction_NAME`` per label, 1 where it holds and else 0, and one ``probability_NAME``.
+    A row that the training would have left out or refused (a missing value, a category that it
+    never saw) has an empty prediction. The output is complete or, if one file fails, does not
+    appear. Memory is bounded by a batch of rows.
 
     Args:
         model: The model.
-        data: Files, folders and patterns (``sites/*.csv``).
-        out: A ``.csv`` or ``.parquet`` file or a stream gets all rows, with a first column ``file``
-            that names the file of each row. Any other name is a folder, with one file of the same
-            name per input file and what :func:`predict_file` writes for it alone.
+        data: A file, a folder, a pattern (``sites/*.csv``), or a list of them.
+        out: A ``.csv`` or ``.parquet`` file or a stream gets all rows. Unless ``data`` is a file,
+            its first column is ``file``, the file of each row. Any other name is a folder, with one
+            table per input file, of the same name.
         keep: Columns of the rows to copy.
         probabilities: Whether to write one probability per class; None: if there are classes.
     """
     answer = Answer(model, tuple(keep), probabilities)
     answer.shape()  # what is wrong with the question is said before files are looked at
     given = [data] if isinstance(data, str | Path) else list(data)
+    before = (FILE,) if is_many_files(data) else ()
+    out = Path(out) if isinstance(out, str) else out
+    folder = bool(before) and isinstance(out, Path) and is_folder(out)
+    if isinstance(out, Path) and not folder:
+        written_kind(out)
     rows = tables_among(row_files(given), model.columns)
     coding = coding_of(model.preparation, model.columns)
     # What is wrong with a file's columns is said before any row is predicted.
     columns = [require_columns(file, coding, keep) for file in rows.files]
-    notes = (left_aside_note(rows.aside), differing_columns(rows.names, columns))
-    if not isinstance(out, Path | str):
-        done = _printed(answer, rows, out)
+    notes = (skipped_note(rows.skipped), differing_columns(rows.names, columns))
+    if not isinstance(out, Path):
+        done = _printed(answer, rows, out, before)
+    elif folder:
+        _require_apart(out, [out / name for name in rows.names], given, rows)
+        done = _into_folder(answer, rows, out)
     else:
-        out = Path(out)
-        _require_apart(out, _targets(out, rows), given, rows)
-        done = _into_folder(answer, rows, out) if is_folder(out) else _table(answer, rows, out)
-    return FilesPredicted(done, rows.aside, tuple(note for note in notes if note))
+        _require_apart(out, [out], given, rows)
+        done = _table(answer, rows, out, before)
+    return FilesPredicted(done, rows.skipped, tuple(note for note in notes if note))
+
+
+def is_many_files(data: Path | str | Sequence[Path | str]) -> bool:
+    """Whether the rows may come from several files: not where ``data`` is the path of one."""
+    return is_many(Path(data)) if isinstance(data, str | Path) else True
 
 
 def is_folder(out: Path) -> bool:
@@ -316,21 +305,25 @@ def is_folder(out: Path) -> bool:
     return False
 
 
-def _table(answer: Answer, rows: RowFiles, out: Path | IO[bytes]) -> tuple[FilePredicted, ...]:
-    """All rows in one table."""
-    shape = answer.shape(FILE)
+def _table(
+    answer: Answer, rows: RowFiles, out: Path | IO[bytes], before: Sequence[str]
+) -> tuple[FilePredicted, ...]:
+    """All rows in one table; ``before`` is empty or the column with the file of each row."""
+    shape = answer.shape(*before)
     with batch_writer(out, shape) as writer, one_thread():
         return tuple(
-            FilePredicted(name, _written(answer, file, writer, shape, name))
+            FilePredicted(name, _written(answer, file, writer, shape, *[name for _ in before]))
             for file, name in zip(rows.files, rows.names, strict=True)
         )
 
 
-def _printed(answer: Answer, rows: RowFiles, out: IO[bytes]) -> tuple[FilePredicted, ...]:
+def _printed(
+    answer: Answer, rows: RowFiles, out: IO[bytes], before: Sequence[str]
+) -> tuple[FilePredicted, ...]:
     """All rows in one table, of which nothing is printed before the last file has been read."""
     with SpooledTemporaryFile(SPOOLED) as spool:
         try:
-            done = _table(answer, rows, spool)
+            done = _table(answer, rows, spool, before)
             spool.seek(0)
         except OSError as problem:
             raise BadInput(
@@ -381,10 +374,6 @@ def _written(
         return answer.write(answer.model.parts(file, answer.keep), writer, shape, *before)
     except BadInput as problem:
         raise named_problem(file.path, problem) from None
-
-
-def _targets(out: Path, rows: RowFiles) -> list[Path]:
-    return [out / name for name in rows.names] if is_folder(out) else [out]
 
 
 def _require_apart(

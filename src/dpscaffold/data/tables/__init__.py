@@ -1,8 +1,8 @@
 """Tables: CSV and Parquet files as features and labels.
 
 Belongs here: ``dialect`` (how a file is written), ``reader`` (files as Arrow batches), ``missing``
-(NA strings), ``spellings``, ``cells`` (single columns), ``codec`` (columns as features),
-``labels``, ``source`` and ``scan`` (tables for training), ``rows`` (new rows), and ``profile``,
-``guesses`` and ``draft`` (the drafted configuration). Does not belong here: other formats
-(``data/sources``), and how records are divided among users (``data/partition.py``).
+(NA strings and private fills), ``cells`` (single columns and their spellings), ``codec`` (columns
+as features and labels), ``source`` and ``scan`` (tables for training), ``rows`` (new rows), and
+``profile``, ``guesses`` and ``draft`` (the drafted configuration). Does not belong here: other
+formats (``data/sources``), and how records are divided among users (``data/partition.py``).
 """

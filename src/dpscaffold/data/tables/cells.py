@@ -2,14 +2,21 @@
 
 A column is an Arrow array, of texts or of typed values. Every cell is read by itself: no cell
 changes how another one is read.
+
+Files spell one value in several ways ("Yes", "ja" and "ys" for "yes"). Which spellings mean the
+same is for people to say (``data.values``): each would otherwise be a class, category or user of
+its own. Blanks around a text do not count. Values that differ only in how they are written
+(``Köln`` and ``KÖLN``, ``1`` and ``true``) are pointed out.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from difflib import get_close_matches
 from itertools import permutations
 from typing import Any
 
@@ -18,6 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dpscaffold.data.tables.missing import (
+    BLANKS,
     NO_NA_STRINGS,
     NUMBER,
     NaStrings,
@@ -28,8 +36,249 @@ from dpscaffold.data.tables.missing import (
     with_point,
     without_na,
 )
-from dpscaffold.data.tables.spellings import NO_SPELLINGS, Spellings
-from dpscaffold.errors import BadInput
+from dpscaffold.errors import BadInput, nearest
+
+#: A column, and each of its values with the other spellings of it.
+Columns = tuple[tuple[str, tuple[tuple[str, tuple[str, ...]], ...]], ...]
+
+
+@dataclass(frozen=True)
+class Spellings:
+    """The values of columns, each with its other spellings.
+
+    >>> known = Spellings.given({"ready": {"yes": ["Yes", "ja"], "no": ["nein"]}})
+    >>> known.of("ready"), known.of("age")
+    ({'Yes': 'yes', 'ja': 'yes', 'nein': 'no'}, {})
+    """
+
+    columns: Columns = ()
+
+    @classmethod
+    def given(cls, values: Mapping[str, Mapping[str, Sequence[str]]] | None) -> Spellings:
+        """Those of ``data.values``."""
+        return cls(
+            tuple(
+                (name, tuple((value, tuple(listed)) for value, listed in table.items()))
+                for name, table in (values or {}).items()
+            )
+        )
+
+    def of(self, name: str) -> dict[str, str]:
+        """The value of every other spelling in a column."""
+        pairs = dict(self.columns).get(name, ())
+        return {text: value for value, listed in pairs for text in listed}
+
+    def among(self, names: Iterable[str]) -> Columns:
+        """What is said of these columns."""
+        wanted = {*names}
+        return tuple(entry for entry in self.columns if entry[0] in wanted)
+
+    def require(self, names: Iterable[str], key: str) -> None:
+        """Refuse a column whose values are not texts to be told apart."""
+        known = [*names]
+        for name, _ in self.columns:
+            if name not in known:
+                raise BadInput(
+                    "unknown-column",
+                    f"{key} names '{name}'{nearest(name, known)}, which is neither a label of "
+                    f"classes nor in categories ({', '.join(known) or 'none'}); list it in "
+                    f"categories, or leave it out of {key}",
+                )
+
+    def require_known(self, known: Mapping[str, Sequence[str]], na: NaStrings, key: str) -> None:
+        """Refuse a value that is not among those that are given for a column, a spelling that is
+        one of them, and one that means missing."""
+        for name, pairs in self.columns:
+            given = known.get(name) or ()
+            for value, listed in pairs:
+                if given and value not in given:
+                    raise BadInput(
+                        "unknown-category",
+                        f"{key}.{name} reads spellings as '{value}', which is not among the given "
+                        f"values of the column ({', '.join(given[:8])}); name one of these",
+                    )
+                both = next((text for text in listed if text in given), None)
+                if both is not None:
+                    raise BadInput(
+                        "value-named-twice",
+                        f"{key}.{name} reads '{both}' as '{value}', and '{both}' is among the "
+                        f"given values of the column; take it out of one of them",
+                    )
+                gap = next((text for text in (value, *listed) if text in na.of(name)), None)
+                if gap is not None:
+                    raise BadInput(
+                        "value-named-twice",
+                        f"{key}.{name} and na_values both name '{gap}'; take it out of one of them",
+                    )
+
+
+def toml_text(value: str) -> str:
+    """A text of TOML, which takes no DEL as it is."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def toml_key(name: str) -> str:
+    """A key of TOML, in quotes where it needs them.
+
+    >>> toml_key("ready"), toml_key("blood pressure")
+    ('ready', '"blood pressure"')
+    """
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else toml_text(name)
+
+
+def written(name: str, groups: Mapping[str, Sequence[str]]) -> str:
+    """The line of a configuration that reads spellings of a column as one value.
+
+    >>> written("ready", {"yes": ["Yes", "ja"]})
+    'values.ready = { yes = ["Yes", "ja"] }'
+    """
+    pairs = (
+        f"{toml_key(value)} = [{', '.join(map(toml_text, listed))}]"
+        for value, listed in groups.items()
+    )
+    return f"values.{toml_key(name)} = {{ {', '.join(pairs)} }}"
+
+
+#: Every text is a value of its own.
+NO_SPELLINGS = Spellings()
+
+
+def checked_spellings(given: Any, key: str = "values") -> Any:
+    """Spellings as they are given, without blanks around them; refused where one represents two
+    values, or where something is no text."""
+    if given is None:
+        return None
+    if not isinstance(given, dict) or not all(isinstance(table, dict) for table in given.values()):
+        raise BadInput(
+            "not-a-table",
+            f"{key} is {given!r}; give a table by column, such as "
+            f"{{ ready = {{ yes = ['Yes', 'ja'] }} }}",
+        )
+    return {name: _checked(f"{key}.{name}", table) for name, table in given.items()}
+
+
+def _checked(key: str, table: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    found: dict[str, tuple[str, ...]] = {}
+    taken: dict[str, str] = {value.strip(BLANKS): value for value in table}
+    for value, listed in table.items():
+        if not isinstance(listed, list | tuple) or not all(isinstance(t, str) for t in listed):
+            raise BadInput(
+                "not-a-list",
+                f'{key}.{value} is {listed!r}; give a list of texts, as in ["Yes", "ja"]',
+            )
+        plain = dict.fromkeys(text.strip(BLANKS) for text in listed)
+        plain.pop(value.strip(BLANKS), None)
+        for text in plain:
+            if text in taken:
+                raise BadInput(
+                    "value-named-twice",
+                    f"{key} reads '{text}' as '{value}', and it already means '{taken[text]}' "
+                    f"already; name it once",
+                )
+            if not text:
+                raise BadInput(
+                    "empty-text",
+                    f"{key}.{value} holds an empty text; empty cells are missing values",
+                )
+            taken[text] = value
+        found[value.strip(BLANKS)] = tuple(plain)
+    return found
+
+
+_ONE = {"true": "1", "false": "0"}
+
+
+def alike(values: Iterable[str]) -> list[tuple[str, ...]]:
+    """The values that may be the same, together; values of their own are left out.
+
+    >>> alike(["Köln", "KÖLN", "Bonn", "1", "true"])
+    [('Köln', 'KÖLN'), ('1', 'true')]
+    """
+    groups: dict[str, list[str]] = {}
+    for value in values:
+        groups.setdefault(_folded(value), []).append(value)
+    return [tuple(group) for group in groups.values() if len(group) > 1]
+
+
+def _folded(value: str) -> str:
+    text = " ".join(value.split()).casefold()
+    text = _ONE.get(text, text)
+    try:
+        return f"{float(text):.17g}"
+    except ValueError:
+        return text
+
+
+#: Words for yes and for no, as forms in several languages have them.
+_YES = "yes y ja j oui o si sí sì s sim tak t ano da kyllä jah evet true wahr vrai vero"
+_NO = "no n nein non não nao nie ne nee nej nei ei hayır false falsch faux falso"
+_ANSWERS = dict.fromkeys(_YES.split(), "yes") | dict.fromkeys(_NO.split(), "no")
+
+
+def same_values(counts: Mapping[str, int]) -> dict[str, tuple[str, ...]]:
+    """The values that seem to be one, by the most frequent of them: those that differ in capitals
+    or blanks only, and yes and no in several languages.
+
+    >>> same_values({"ja": 5, "nein": 7, "yes": 6, "No": 2, "maybe": 1})
+    {'nein': ('No',), 'yes': ('ja',)}
+    """
+    groups: dict[str, list[str]] = {}
+    for value in counts:
+        groups.setdefault(_ANSWERS.get(_folded(value), _folded(value)), []).append(value)
+    found = {}
+    for group in groups.values():
+        first = max(group, key=lambda value: counts[value])
+        if len(group) > 1:
+            found[first] = tuple(value for value in group if value != first)
+    return dict(sorted(found.items()))
+
+
+def typing_errors(counts: Mapping[str, int]) -> dict[str, str]:
+    """The rare values that may be a frequent one with a typing error, and which one.
+
+    >>> typing_errors({"yes": 90, "no": 80, "ys": 1, "grade 1": 50, "grade 2": 2})
+    {'ys': 'yes'}
+    """
+    total = sum(counts.values())
+    often = [value for value, count in counts.items() if count > max(5, total // 50)]
+    rare = [value for value, count in counts.items() if 50 * count <= total and value.isalpha()]
+    near = {value: get_close_matches(value, often, 1, cutoff=0.75) for value in rare}
+    return {value: found[0] for value, found in near.items() if found}
+
+
+def alike_values(name: str, values: Iterable[str], what: str) -> tuple[str, ...]:
+    """A warning of a column whose values may be the same; ``what`` each of them is.
+
+    >>> alike_values("ill", ["JA", "ja", "nein"], "class")[0][:61]
+    "warning: column 'ill' holds 'JA' and 'ja': each is a class of"
+    """
+    groups = same_values(dict.fromkeys(values, 1))
+    if not groups:
+        return ()
+    first, others = next(iter(groups.items()))
+    shown = " and ".join(f"'{value}'" for value in (first, *others)[:3])
+    more = f" (and {len(groups) - 1} more such)" if len(groups) > 1 else ""
+    return (
+        f"warning: column '{name}' holds {shown}{more}: each is a {what} of its own; if they are "
+        f"one, add {written(name, groups)} to [data]",
+    )
+
+
+def alike_users(name: str | None, users: Iterable[str]) -> tuple[str, ...]:
+    """A warning of users who may be the same. It names none of them: that somebody took part may be
+    what is hidden.
+
+    >>> alike_users("site", ["Bonn", "BONN"])[0][:71]
+    "warning: 2 names in column 'site' differ in capitals or blanks only: ea"
+    """
+    count = sum(len(group) for group in alike(users))
+    if name is None or not count:
+        return ()
+    return (
+        f"warning: {count} names in column '{name}' differ in capitals or blanks only: each is a "
+        f"user of its own; if they are one, write them alike",
+    )
+
 
 #: The form of a column's dates (strptime's codes), or several of them.
 Forms = str | tuple[str, ...]

@@ -1,7 +1,7 @@
 """Which files a table consists of, and how each is written: one file, a folder, or a pattern.
 
 Hospitals send one file per site, each written by its own spreadsheet. What a site's file uses
-(its encoding, the sign between columns, the decimal comma) can be given for all, or found file by
+(its encoding, the delimiter, the decimal comma) can be given for all, or found file by
 file (``"auto"``): that looks at the form of the first lines, not at what they say.
 """
 
@@ -22,7 +22,6 @@ from dpscaffold.data.tables.missing import NO_NA_STRINGS, NaStrings
 from dpscaffold.errors import BadInput
 
 Format = Literal["csv", "parquet"]
-Held = Literal["held"]
 AUTO = "auto"
 #: How much of a file is looked at to find how it is written.
 SAMPLE = 1 << 16
@@ -66,7 +65,7 @@ class TableFile:
     have and that count as missing values here."""
 
     path: Path
-    kind: Format | Held
+    kind: Format | Literal["held"]
     dialect: Dialect = Dialect()
     user: str = ""
     constants: tuple[tuple[str, str], ...] = ()
@@ -126,7 +125,7 @@ def _listed(path: Path, kind: Format) -> list[Path]:
     return sorted(file for file in base.glob(str(path.relative_to(base))) if file.is_file())
 
 
-def left_aside(path: Path, kind: Format, most: int = 4) -> str:
+def other_files_note(path: Path, kind: Format, most: int = 4) -> str:
     """Which files of a folder look like tables and are not read: a site that sent another kind of
     file would be left out without a word."""
     if not path.is_dir():
@@ -141,17 +140,17 @@ def left_aside(path: Path, kind: Format, most: int = 4) -> str:
     )
     more = f" and {len(found) - most} more" if len(found) > most else ""
     named = ", ".join(found[:most])
-    return f"warning: no {kind} tables, so left aside: {named}{more}" if found else ""
+    return f"warning: no {kind} tables, so skipped: {named}{more}" if found else ""
 
 
 def no_tables(names: Sequence[str]) -> str:
     """A note about texts that are no tables; empty where there are none.
 
     >>> no_tables(["notes.txt"])
-    'warning: none of the columns of the other files, so left aside: notes.txt'
+    'warning: none of the columns of the other files, so skipped: notes.txt'
     """
     listed = ", ".join(names)
-    said = f"warning: none of the columns of the other files, so left aside: {listed}"
+    said = f"warning: none of the columns of the other files, so skipped: {listed}"
     return said if names else ""
 
 

@@ -16,10 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
-from dpscaffold.data.tables.cells import refuse_two_readings
-from dpscaffold.data.tables.labels import by_value
+from dpscaffold.data.tables.cells import refuse_two_readings, same_values
+from dpscaffold.data.tables.codec import by_value
 from dpscaffold.data.tables.missing import BLANKS
-from dpscaffold.data.tables.spellings import same_values
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.schema import Target
 
@@ -52,7 +51,7 @@ _GROUPS = re.compile(r"[+-]?\d{1,3}([.,' \u00a0\u202f’]\d{3})*([.,]\d+)?")
 
 
 def in_thousands(cells: Sequence[str]) -> str:
-    """The first number of a column that is written with a sign between thousands, where the column
+    """The first number of a column that is written with a thousands separator, where the column
     holds numbers alone; else nothing.
 
     >>> in_thousands(["981,50", "1.240,00"]), in_thousands(["1.240,00", "a"])

@@ -18,7 +18,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 
-from dpscaffold.data.tables.cells import CellReader, as_text
+from dpscaffold.data.tables.cells import CellReader, as_text, same_values, typing_errors
+from dpscaffold.data.tables.codec import read_labels
 from dpscaffold.data.tables.dialect import (
     AUTO,
     OTHERS,
@@ -27,8 +28,8 @@ from dpscaffold.data.tables.dialect import (
     Format,
     TableFile,
     is_many,
-    left_aside,
     no_tables,
+    other_files_note,
     table_files,
 )
 from dpscaffold.data.tables.guesses import (
@@ -42,7 +43,6 @@ from dpscaffold.data.tables.guesses import (
     pointed_out,
     target_in,
 )
-from dpscaffold.data.tables.labels import read_labels
 from dpscaffold.data.tables.missing import BLANKS, GROUPED, tidy
 from dpscaffold.data.tables.reader import (
     column_names,
@@ -51,7 +51,6 @@ from dpscaffold.data.tables.reader import (
     require_column,
     split_tables,
 )
-from dpscaffold.data.tables.spellings import same_values, typing_errors
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.schema import Target
 
@@ -184,7 +183,7 @@ def look(
         if name not in names
     ]
     shared = _shared([file.dialect for file in files])
-    notes = tuple(note for note in (left_aside(path, kind), no_tables(texts)) if note)
+    notes = tuple(note for note in (other_files_note(path, kind), no_tables(texts)) if note)
     return TableProfile(path, kind, shared, tuple(columns), by_file, target, seen, sizes, notes)
 
 
@@ -479,7 +478,7 @@ def _column(
         why = f"dates in the format {' or '.join(forms)}"
         return ColumnProfile(name, "date", why, missing, forms)
     if numbers is None and (grouped := in_thousands(there)):
-        why = f"numbers with a sign between thousands ('{grouped}'); write them without to use it"
+        why = f"numbers with a thousands separator ('{grouped}'); write them without to use it"
         return ColumnProfile(name, "left out", why)
     if unique and (numbers is None or whole):
         return ColumnProfile(name, "left out", "an identifier: no value occurs twice")

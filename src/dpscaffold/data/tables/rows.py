@@ -59,7 +59,7 @@ class RowBatch:
     features: np.ndarray
     complete: np.ndarray
     others: pa.RecordBatch
-    gap: str = ""
+    reason: str = ""
     decimal: str = "."
 
 
@@ -150,7 +150,7 @@ def raw_parts(
             rows = step(rows)
         features = rows.astype(np.float32, copy=False)
         kept = batch.select(list(others))
-        yield RowBatch(first, features, marked.complete, kept, marked.gap, file.decimal)
+        yield RowBatch(first, features, marked.complete, kept, marked.reason, file.decimal)
         first += batch.num_rows
 
 
@@ -195,12 +195,12 @@ NAMED = 4
 @dataclass(frozen=True)
 class RowFiles:
     """Files of new rows, in order, and what each is called: its way from the folder that was
-    given. ``aside`` are the files of folders that are of another kind. A file's ``user`` is whose
+    given. ``skipped`` are the files of folders that are of another kind. A file's ``user`` is whose
     it is where files are sites, as in training."""
 
     files: tuple[TableFile, ...]
     names: tuple[str, ...]
-    aside: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
 
 
 def row_files(given: Sequence[Path | str]) -> RowFiles:
@@ -211,10 +211,10 @@ def row_files(given: Sequence[Path | str]) -> RowFiles:
     >>> for name in ("south.csv", "north.csv", "notes.docx"):
     ...     _ = (place / name).write_text("age;stay\\n31;4,5\\n")
     >>> found = row_files([place])
-    >>> found.names, found.aside, found.files[0].dialect.decimal
+    >>> found.names, found.skipped, found.files[0].dialect.decimal
     (('north.csv', 'south.csv'), ('notes.docx',), ',')
     """
-    paths, bases, aside = [], [], []
+    paths, bases, skipped = [], [], []
     for path in map(Path, given):
         if not is_many(path):
             read_kind(path)
@@ -229,7 +229,7 @@ def row_files(given: Sequence[Path | str]) -> RowFiles:
             raise BadInput("no-files", _nothing(path, others))
         paths += tables
         bases += [base] * len(tables)
-        aside += others
+        skipped += others
     if not paths:
         raise BadInput(
             "missing-argument", "no file of rows is given; name a file, a folder or a pattern"
@@ -241,7 +241,7 @@ def row_files(given: Sequence[Path | str]) -> RowFiles:
         opened(TableFile(path, file_kind(path), UNKNOWN, user, folder_columns(path, base)))
         for path, base, user in zip(paths, bases, users, strict=True)
     )
-    return RowFiles(files, tuple(names), tuple(dict.fromkeys(aside)))
+    return RowFiles(files, tuple(names), tuple(dict.fromkeys(skipped)))
 
 
 def tables_among(rows: RowFiles, columns: Sequence[str]) -> RowFiles:
@@ -258,17 +258,17 @@ def tables_among(rows: RowFiles, columns: Sequence[str]) -> RowFiles:
     return RowFiles(
         tuple(rows.files[k] for k in kept),
         tuple(rows.names[k] for k in kept),
-        (*rows.aside, *(rows.names[k] for k in texts)),
+        (*rows.skipped, *(rows.names[k] for k in texts)),
     )
 
 
-def left_aside_note(aside: Sequence[str]) -> str:
+def skipped_note(skipped: Sequence[str]) -> str:
     """A word about the files of a folder that are not read; empty where there are none.
 
-    >>> left_aside_note(["north.xlsx"])
-    'warning: no table of .csv or .parquet, so left aside: north.xlsx'
+    >>> skipped_note(["north.xlsx"])
+    'warning: no table of .csv or .parquet, so skipped: north.xlsx'
     """
-    return f"warning: no table of .csv or .parquet, so left aside: {named(aside)}" if aside else ""
+    return f"warning: no table of .csv or .parquet, so skipped: {named(skipped)}" if skipped else ""
 
 
 def differing_columns(names: Sequence[str], columns: Sequence[Sequence[str]]) -> str:

@@ -17,9 +17,15 @@ import numpy as np
 import pyarrow as pa
 
 from dpscaffold.data.pool import Pool
-from dpscaffold.data.tables.cells import CellReader
+from dpscaffold.data.tables.cells import CellReader, alike_users
 from dpscaffold.data.tables.codec import CellProblem, Coding, report
-from dpscaffold.data.tables.dialect import TableFile, is_many, left_aside, no_tables, table_files
+from dpscaffold.data.tables.dialect import (
+    TableFile,
+    is_many,
+    no_tables,
+    other_files_note,
+    table_files,
+)
 from dpscaffold.data.tables.guesses import Identifiers
 from dpscaffold.data.tables.missing import SeenNaStrings
 from dpscaffold.data.tables.reader import (
@@ -48,7 +54,6 @@ from dpscaffold.data.tables.source import (
     ranges_of,
     rule_of,
 )
-from dpscaffold.data.tables.spellings import alike_users
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.schema import Prepared, Target
 
@@ -116,7 +121,7 @@ def identifiers_in(scan: Scan) -> Identifiers:
 
 def scan_table(table: TableSource) -> Scan:
     """The first reading: labels, users, categories, and which records are kept."""
-    files, aside = split_tables(files_of(table))
+    files, skipped = split_tables(files_of(table))
     files, names = common_columns(files, table.is_optional, needed(table))
     numbers, texts = _roles(table, names)
     check_rules(table, numbers, texts)
@@ -166,7 +171,7 @@ def scan_table(table: TableSource) -> Scan:
         users,
         user_names,
         (
-            *_aside(table, aside),
+            *_skipped(table, skipped),
             *notes_on(table, categories, target, left_out(kept, na_values), int(kept.sum())),
             *alike_users(table.user, user_names),
         ),
@@ -272,9 +277,9 @@ def files_of(table: TableSource) -> tuple[TableFile, ...]:
     return tuple(replace(file, na_values=table.na_values) for file in files)
 
 
-def _aside(table: TableSource, texts: Sequence[str]) -> tuple[str, ...]:
+def _skipped(table: TableSource, texts: Sequence[str]) -> tuple[str, ...]:
     """A note about files that are not read."""
-    said = "" if table.kind == "held" else left_aside(table.path, table.kind)
+    said = "" if table.kind == "held" else other_files_note(table.path, table.kind)
     return tuple(note for note in (said, no_tables(texts)) if note)
 
 

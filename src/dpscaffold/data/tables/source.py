@@ -12,13 +12,17 @@ import numpy as np
 import pyarrow as pa
 
 from dpscaffold.data.prepared import Ranges
-from dpscaffold.data.tables.cells import CellReader, Forms
-from dpscaffold.data.tables.codec import Coding
+from dpscaffold.data.tables.cells import (
+    NO_SPELLINGS,
+    CellReader,
+    Forms,
+    Spellings,
+    alike_values,
+    toml_key,
+)
+from dpscaffold.data.tables.codec import LABELS_READ, Coding, by_value, read_labels
 from dpscaffold.data.tables.dialect import Dialect
-from dpscaffold.data.tables.fills import PrivateFill
-from dpscaffold.data.tables.labels import LABELS_READ, by_value, read_labels
-from dpscaffold.data.tables.missing import NO_NA_STRINGS, OTHERS, NaStrings
-from dpscaffold.data.tables.spellings import NO_SPELLINGS, Spellings, alike_values, toml_key
+from dpscaffold.data.tables.missing import NO_NA_STRINGS, OTHERS, NaStrings, PrivateFill
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation.schema import MOST_CLASSES, Kind, Prepared, Target
 from dpscaffold.privacy.preparation import Remark
@@ -42,7 +46,7 @@ class TableSource:
     may be a folder or a pattern of files with the same columns; without ``user`` each is a user
     then. ``na_values`` are the texts that represent a missing value next to an empty cell
     (:mod:`dpscaffold.data.tables.missing`), and ``values`` the other spellings of labels and
-    categories (:mod:`dpscaffold.data.tables.spellings`). ``absent`` are columns that some files may
+    categories (:mod:`dpscaffold.data.tables.cells`). ``absent`` are columns that some files may
     lack: their values are missing there. ``ranges`` are public ranges of columns of numbers, which
     are mapped to −1 to 1.
     """
