@@ -1,4 +1,4 @@
-"""The budget file: what is booked stays booked, by whomever, and never exceeds the total."""
+"""The budget file: what is reserved stays reserved, by whomever, and never exceeds the total."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from refusals import refuses
 
 from dpscaffold.errors import BadInput
-from dpscaffold.runs.budget_file import NAME, BookedRound, BudgetFile, BudgetGrant
+from dpscaffold.runs.budget_file import NAME, BudgetFile, BudgetGrant, BudgetRound
 
 GRANT = BudgetGrant("a", 0.4, 1e-6, 100, "record", "replace-one")
 
@@ -24,43 +24,43 @@ def allowance(tmp_path):
 
 
 def test_grants_add_up_to_the_total_and_no_further(allowance):
-    allowance.book(GRANT)
-    allowance.book(replace(GRANT, run="b", epsilon=0.6))
+    allowance.reserve(GRANT)
+    allowance.reserve(replace(GRANT, run="b", epsilon=0.6))
     before = allowance.path.read_bytes()
     with refuses("budget-too-small: epsilon = 0 of 1"):
-        allowance.book(replace(GRANT, run="c", epsilon=1e-9))
+        allowance.reserve(replace(GRANT, run="c", epsilon=1e-9))
     with refuses("budget-too-small: delta = 1.1e-05"):
-        BudgetFile.open(allowance.path.with_name("other"), 9.0, 1e-5).book(
+        BudgetFile.open(allowance.path.with_name("other"), 9.0, 1e-5).reserve(
             replace(GRANT, delta=1.1e-5)
         )
     once = BudgetFile.open(allowance.path.with_name("once"), 9.0, 1e-5)
-    once.book(replace(GRANT, delta=6e-6))
+    once.reserve(replace(GRANT, delta=6e-6))
     with refuses("budget-too-small: delta = 4e-06 of 1e-05"):
-        once.book(replace(GRANT, run="b", delta=6e-6))
+        once.reserve(replace(GRANT, run="b", delta=6e-6))
     assert allowance.path.read_bytes() == before
-    book = BudgetFile(allowance.path).read()
-    assert book.left == (0.0, pytest.approx(8e-6)) and list(book.grants) == ["a", "b"]
+    contents = BudgetFile(allowance.path).read()
+    assert contents.left == (0.0, pytest.approx(8e-6)) and list(contents.grants) == ["a", "b"]
 
 
 def test_a_run_is_granted_once_and_further_needs_add(allowance):
-    allowance.book(GRANT)
+    allowance.reserve(GRANT)
     with refuses("grant-exists"):
-        allowance.book(replace(GRANT, epsilon=0.1))
-    allowance.book(replace(GRANT, run="a+1", epsilon=0.5, delta=0.0))
-    book = allowance.read()
-    assert book.spent == (0.9, 1e-6) and [g.run for g in book.of("a")] == ["a", "a+1"]
+        allowance.reserve(replace(GRANT, epsilon=0.1))
+    allowance.reserve(replace(GRANT, run="a+1", epsilon=0.5, delta=0.0))
+    contents = allowance.read()
+    assert contents.spent == (0.9, 1e-6) and [g.run for g in contents.of("a")] == ["a", "a+1"]
     with pytest.raises(BadInput):
-        allowance.book(replace(GRANT, run="a+2", epsilon=0.2))
+        allowance.reserve(replace(GRANT, run="a+2", epsilon=0.2))
 
 
 def test_a_site_reads_a_budget_file_as_its_own_ledger(allowance):
     """The same format: the reader of a deployed site finds every grant and every round."""
     from dpscaffold.deployment.site.ledger import SiteLedger
 
-    allowance.book(GRANT)
-    allowance.book(replace(GRANT, run="b", epsilon=0.25, rounds=7))
-    for booked, round in enumerate((1, 2, 5)):
-        allowance.participate(BookedRound("b", round), after=booked)
+    allowance.reserve(GRANT)
+    allowance.reserve(replace(GRANT, run="b", epsilon=0.25, rounds=7))
+    for recorded, round in enumerate((1, 2, 5)):
+        allowance.participate(BudgetRound("b", round), after=recorded)
     ledger = SiteLedger(allowance.path, NAME)
     assert [vars(b.grant) for b in ledger.runs.values()] == [
         {"participations": 100, "epsilon": 0.4, "delta": 1e-6, "epsilon_alone": None},
@@ -79,7 +79,7 @@ def test_whatever_is_asked_the_total_holds(tmp_path_factory, asked):
     granted: list[float] = []
     for k, epsilon in enumerate(asked):
         try:
-            BudgetFile(path).book(replace(GRANT, run=str(k), epsilon=epsilon))
+            BudgetFile(path).reserve(replace(GRANT, run=str(k), epsilon=epsilon))
             granted.append(epsilon)
             assert math.fsum(granted) <= 1.0
         except BadInput:
@@ -87,13 +87,13 @@ def test_whatever_is_asked_the_total_holds(tmp_path_factory, asked):
     assert allowance.read().spent[0] == math.fsum(granted) <= 1.0
 
 
-def _book_many(path, name, together):
+def _reserve_many(path, name, together):
     together.wait(60)
     for k in range(12):
         allowance = BudgetFile(path)
         try:
-            allowance.book(replace(GRANT, run=f"{name}{k}", epsilon=1 / 16, delta=1e-7))
-            allowance.participate(BookedRound(f"{name}{k}", 1), after=0)
+            allowance.reserve(replace(GRANT, run=f"{name}{k}", epsilon=1 / 16, delta=1e-7))
+            allowance.participate(BudgetRound(f"{name}{k}", 1), after=0)
         except BadInput as error:
             assert "left" in str(error), error  # no room; anything else would be a collision
 
@@ -102,49 +102,51 @@ def test_processes_share_a_file(allowance):
     """Two processes ask at once for 24 of 16 equal shares: 16 are granted, and the chain holds."""
     context = multiprocessing.get_context("spawn")
     together = context.Barrier(2)
-    workers = [context.Process(target=_book_many, args=(allowance.path, n, together)) for n in "xy"]
+    workers = [
+        context.Process(target=_reserve_many, args=(allowance.path, n, together)) for n in "xy"
+    ]
     for worker in workers:
         worker.start()
     for worker in workers:
         worker.join(60)
         assert worker.exitcode == 0
-    book = BudgetFile(allowance.path).read()
-    assert len(book.grants) == 16 and book.spent[0] == 1.0
-    assert sum(book.participations.values()) == 16
+    contents = BudgetFile(allowance.path).read()
+    assert len(contents.grants) == 16 and contents.spent[0] == 1.0
+    assert sum(contents.participations.values()) == 16
 
 
 def test_one_object_writes_on_after_another_has_written(allowance):
     other = BudgetFile(allowance.path)
-    allowance.book(GRANT)
-    other.participate(BookedRound("a", 1), after=0)
-    allowance.participate(BookedRound("a", 2), after=1)
-    other.participate(BookedRound("a", 3), after=2)
+    allowance.reserve(GRANT)
+    other.participate(BudgetRound("a", 1), after=0)
+    allowance.participate(BudgetRound("a", 2), after=1)
+    other.participate(BudgetRound("a", 3), after=2)
     assert BudgetFile(allowance.path).read().participations == {"a": 3}
 
 
 def test_two_copies_of_a_run_cannot_both_go_on(allowance):
     copy = BudgetFile(allowance.path)
-    allowance.book(GRANT)
-    allowance.participate(BookedRound("a", 1), after=0)
+    allowance.reserve(GRANT)
+    allowance.participate(BudgetRound("a", 1), after=0)
     with refuses("run-copied"):
-        copy.participate(BookedRound("a", 1), after=0)
+        copy.participate(BudgetRound("a", 1), after=0)
     assert BudgetFile(allowance.path).read().participations == {"a": 1}
 
 
 def test_other_neighbours_and_shared_noise_are_refused(allowance):
-    allowance.book(replace(GRANT, noise_seed=3))
+    allowance.reserve(replace(GRANT, noise_seed=3))
     with refuses("units-differ"):
-        allowance.book(replace(GRANT, run="b", unit="user", epsilon=0.1))
+        allowance.reserve(replace(GRANT, run="b", unit="user", epsilon=0.1))
     with refuses("units-differ"):
-        allowance.book(replace(GRANT, run="b", neighbours="zero-out", epsilon=0.1))
+        allowance.reserve(replace(GRANT, run="b", neighbours="zero-out", epsilon=0.1))
     with refuses("seed-repeated"):
-        allowance.book(replace(GRANT, run="b", noise_seed=3, epsilon=0.1))
-    allowance.book(replace(GRANT, run="b", noise_seed=4, epsilon=0.1))
-    allowance.book(replace(GRANT, run="c", epsilon=0.1))
+        allowance.reserve(replace(GRANT, run="b", noise_seed=3, epsilon=0.1))
+    allowance.reserve(replace(GRANT, run="b", noise_seed=4, epsilon=0.1))
+    allowance.reserve(replace(GRANT, run="c", epsilon=0.1))
 
 
 def test_a_changed_or_shortened_file_is_refused(allowance):
-    allowance.book(GRANT)
+    allowance.reserve(GRANT)
     anchor = allowance.read().anchor
     text = allowance.path.read_text()
     allowance.path.write_text(text.replace("0.4", "0.1"))
@@ -176,8 +178,8 @@ def test_bad_totals_are_one_sentence(tmp_path, epsilon, delta, words):
 
 
 def test_what_is_said_is_json(allowance):
-    allowance.book(GRANT)
-    allowance.participate(BookedRound("a", 1), after=0)
+    allowance.reserve(GRANT)
+    allowance.participate(BudgetRound("a", 1), after=0)
     said = json.loads(json.dumps(allowance.read().to_json(), allow_nan=False))
     assert said["left"]["epsilon"] == pytest.approx(0.6)
     assert said["runs"][0]["participations"] == 1 and said["runs"][0]["run"] == "a"

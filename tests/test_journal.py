@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refuses
 
-from dpscaffold.errors import BadInput
 from dpscaffold.runs.journal import START, Anchor, Journal
 
 WORDS = st.dictionaries(
@@ -110,7 +109,7 @@ def test_a_line_taken_out_is_refused(tmp_path, gone):
     filled(path)
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:gone] + lines[gone + 1 :]))
-    with pytest.raises(BadInput, match=f"damaged at line {gone + 1}"):
+    with refuses(f"ledger-damaged: line {gone + 1}"):
         Journal(path)
 
 

@@ -21,7 +21,6 @@ from dpscaffold.privacy import (
     RANDOM_PARTICIPATION_RDP,
     USER_SAMPLING,
     Cost,
-    PrivacyError,
     bound_for,
     bound_named,
 )
@@ -159,7 +158,7 @@ class TestAggregate:
         ],
     )
     def test_it_says_why_it_does_not_apply(self, changes, why):
-        with pytest.raises(PrivacyError, match=f"'aggregate' does not apply.*{why}"):
+        with refuses(f"bound-not-applicable: 'aggregate' … {why}"):
             AGGREGATE.epsilon(run_of(SMALL, **changes))
 
 

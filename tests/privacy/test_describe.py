@@ -8,7 +8,7 @@ import pytest
 from privacy.settings import SMALL, run_of
 from refusals import refuses
 
-from dpscaffold.privacy import Mechanism, NoisedQuery, Participation, PrivacyError
+from dpscaffold.privacy import Group, Mechanism, PrivacyError
 
 
 @pytest.mark.parametrize(
@@ -49,11 +49,11 @@ def test_delta_defaults_to_a_tenth_of_one_over_all_records():
     assert run_of({**plan, "delta": "1/records"}, unit="user").delta == 1 / 10
 
 
-def test_it_describes_its_parts():
+def test_it_describes_its_groups():
     run = run_of(SMALL, records=[50, 100] * 5, batch_sizes=10)
-    assert run.step() == NoisedQuery(10, 50, 2.0, 1.0, "fixed", "record")
-    assert run.participation(run.group_of(1)) == Participation(NoisedQuery(10, 100, 2.0), 3)
-    assert run.round().user_ratio == 0.2
+    assert run.worst == Group(records=50, batch=10, users=5)
+    assert run.group_of(1) == Group(records=100, batch=10, users=5)
+    assert run.user_ratio == 0.2
     with refuses("unknown-user: user=10"):
         run.group_of(10)
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from fractions import Fraction
 
 import numpy as np
 import pytest
+from refusals import refuses
 from scipy import stats
 
 from dpscaffold.privacy import (
@@ -16,7 +19,6 @@ from dpscaffold.privacy import (
     CAP,
     RANDOM_PARTICIPATION,
     Ledger,
-    PrivacyError,
     bound_for,
     calibrate_noise,
     describe,
@@ -26,9 +28,12 @@ from dpscaffold.privacy import (
 from dpscaffold.privacy.aggregate import secure_factors
 from dpscaffold.privacy.bounds import SECURE_CAP, SECURE_SUMS
 from dpscaffold.privacy.composition import RunPart, together
+from dpscaffold.privacy.costs import Cost
 from dpscaffold.privacy.drawn import FROM_SYSTEM
 from dpscaffold.privacy.laws import participations_laws, rounding_cost
 from dpscaffold.privacy.mechanism import Mechanism, SecureTerms
+from dpscaffold.privacy.selected import Trials, account
+from dpscaffold.privacy.selection import TrialCount
 from dpscaffold.privacy.statement_types import Statement
 
 mpmath = pytest.importorskip("mpmath")
@@ -57,15 +62,62 @@ def eta(s: float, h: int) -> mpmath.mpf:
     return (1 + 2 * terms) ** (h - 1) - 1
 
 
-def rounded_sum(means: list[float], s: float, reach: int, scale: int) -> np.ndarray:
-    """The law of Σ rint(x_j) on −reach…reach, x_j ~ N(μ_j, s²), integers over ``scale``."""
-    law = np.array([scale], dtype=object)
-    for mean in means:
-        edges = [mpmath.ncdf((n - mpmath.mpf(1) / 2 - mean) / s) for n in range(-reach, reach + 2)]
-        each = [int(mpmath.nint((b - a) * scale)) for a, b in itertools.pairwise(edges)]
-        law = np.convolve(law, np.array(each, dtype=object)) // scale
-    middle = len(law) // 2
-    return law[middle - reach : middle + reach + 1]
+def normal_cells(mean: float, s: int, reach: int, scale: int) -> np.ndarray:
+    """P(rint(x) = n) for n in −reach…reach, x ~ N(μ, s²), integers over ``scale``.
+
+    In a cell of half-width r = 1/(2s) around c = (n − μ)/s, φ(c + t) = φ(c)·exp(−ct − t²/2). Its
+    Taylor terms b_k·(t/r)^k follow b_{k+1} = −r(c·b_k + r·b_{k−1})/(k + 1); the cell has the mass
+    2r·Σ b_2k/(2k + 1).
+    """
+    centre = Fraction(mean)
+    found = np.zeros(2 * reach + 1, dtype=object)
+    step = mpmath.exp(-mpmath.mpf(1) / s**2)
+    for sign in (1, -1):
+        first = (0 if sign > 0 else -1) - centre
+        value = mpmath.npdf(mpmath.mpf(first.numerator) / first.denominator / s)
+        ratio = mpmath.exp(
+            -(2 * sign * mpmath.mpf(first.numerator) / first.denominator + 1) / (2 * s**2)
+        )
+        for n in range(reach + 1) if sign > 0 else range(-1, -reach - 1, -1):
+            found[reach + n] = _cell(int(value * scale), n - centre, s)
+            value, ratio = value * ratio, ratio * step
+    return found
+
+
+def _cell(height: int, moved: Fraction, s: int) -> int:
+    """The mass of one cell, as above, from φ(c) and s·c."""
+    # r·c and r² as integers over one denominator.
+    over = 4 * s * s * moved.denominator
+    slope, curve = 2 * moved.numerator, moved.denominator
+    before, term, total, k = 0, height, 0, 0
+    while term or before:
+        if k % 2 == 0:
+            total += term // (k + 1)
+        before, term = term, -(slope * term + curve * before) // (over * (k + 1))
+        before, term = (before, term) if abs(term) > 1 else (before if abs(before) > 1 else 0, 0)
+        k += 1
+    return total // s
+
+
+def rounded_sum(means: list[float], s: int, reach: int, scale: int) -> Callable[[int], mpmath.mpf]:
+    """The law of Σ rint(x_j), x_j ~ N(μ_j, s²): two exact convolutions, joined where asked."""
+    cells = [normal_cells(mean, s, reach, scale) for mean in means]
+    halves = []
+    for part in (cells[: len(cells) // 2], cells[len(cells) // 2 :]):
+        law = part[0]
+        for other in part[1:]:
+            law = np.convolve(law, other) // scale
+        middle = len(law) // 2
+        halves.append(law[middle - reach : middle + reach + 1])
+    left, right = halves
+
+    def at(n: int) -> mpmath.mpf:
+        low, high = max(-reach, n - reach), min(reach, n + reach)
+        ours = left[reach + low : reach + high + 1]
+        theirs = right[reach + n - high : reach + n - low + 1][::-1]
+        return mpmath.mpf(int(ours @ theirs)) / scale**2
+
+    return at
 
 
 def smoothed(n: int, mean: float, deviation: mpmath.mpf, h: int) -> mpmath.mpf:
@@ -88,27 +140,33 @@ def smoothed(n: int, mean: float, deviation: mpmath.mpf, h: int) -> mpmath.mpf:
 @pytest.mark.parametrize(
     ("h", "s"),
     [
-        *[(2, s) for s in (1, 2, 4)],
-        *[(3, s) for s in (1, 2, 4)],
-        *[(4, s) for s in (1, 2, 4)],
-        *[pytest.param(h, s, marks=pytest.mark.slow) for h, s in ((3, 8), (4, 8))],
+        *itertools.product((2, 3, 4), (1, 2, 4)),
+        *[pytest.param(h, s, marks=pytest.mark.slow) for h, s in ((2, 8), (3, 8), (4, 8), (2, 16))],
     ],
 )
 def test_the_lemma_by_exact_convolution(h, s):
-    """Rounding each of h noised values, or their sum less uniforms, gives laws within η."""
+    """Rounding each of h noised values, or their sum less uniforms, gives laws within η, which is
+    10⁻¹⁰⁹⁷ at h = 2, s = 16."""
     digits = int(2 * math.pi**2 * s**2 / h / math.log(10)) + 40
     with mpmath.workdps(digits + 25):
         means = [0.3, -0.21, 0.47, 0.05][:h]
         reach, scale = int(s * math.sqrt(5 * digits)) + 3, 10 ** (digits + 20)
         law = rounded_sum(means, s, reach, scale)
         total, deviation = mpmath.fsum(mpmath.mpf(m) for m in means), s * mpmath.sqrt(h)
-        points = range(-3 * s, 3 * s + 1, s)
-        ratios = [
-            mpmath.mpf(int(law[reach + n])) / scale / smoothed(n, total, deviation, h)
-            for n in points
-        ]
+        ratios = [law(n) / smoothed(n, total, deviation, h) for n in range(-3 * s, 3 * s + 1, s)]
         worst, bound = max(abs(ratio - 1) for ratio in ratios), eta(s, h)
-        assert 0 < worst <= bound
+        # With two values the bound is nearly met, so a larger deviation would be noticed.
+        assert (bound / 1000 if h == 2 else 0) < worst <= bound
+
+
+def test_the_cells_are_those_of_the_normal_law():
+    """The Taylor series of a cell against differences of the normal distribution."""
+    with mpmath.workdps(60):
+        for mean, s in ((0.3, 1), (-0.21, 4)):
+            cells = normal_cells(mean, s, 8 * s, 10**55)
+            for n in (-7 * s, -s, 0, 1, 5 * s):
+                ends = [mpmath.ncdf((n + half - mpmath.mpf(mean)) / s) for half in (-0.5, 0.5)]
+                assert abs(mpmath.mpf(int(cells[8 * s + n])) / 10**55 - ends[1] + ends[0]) < 1e-50
 
 
 @pytest.mark.parametrize("h", [2, 3, 4])
@@ -242,7 +300,7 @@ def test_what_is_not_proved_falls_back_to_the_own_noise(changes, reason):
     run = thirty(**changes)
     said = SECURE_SUMS.applies(run)
     assert said is not None and reason in said
-    with pytest.raises(PrivacyError, match="secure_sums"):
+    with refuses("bound-not-applicable: secure_sums"):
         SECURE_SUMS.epsilon(run)
     assert bound_for(run, "server") is RANDOM_PARTICIPATION
 
@@ -275,9 +333,9 @@ def test_which_bound_is_quoted():
 )
 def test_descriptions_that_hide_nobody_are_refused(terms):
     """Fewer than two honest members, or more than take part."""
-    with pytest.raises(PrivacyError, match="secure sums of at least"):
+    with refuses("too-few-sites"):
         thirty(secure=terms)
-    with pytest.raises(PrivacyError, match="voids=-1"):
+    with refuses("out-of-range: voids=-1"):
         thirty(voids=-1)
 
 
@@ -352,3 +410,57 @@ def test_bounds_that_do_not_count_void_attempts_refuse_them():
         if bound.applies(run) is None:
             more = bound.epsilon(run), bound.epsilon(replace(run, voids=0))
             assert more[0] > more[1], bound.name
+
+
+def unequal(**changes: object) -> Mechanism:
+    """Twelve sites of two sizes, of which neither is the worse in rate and in noise."""
+    sizes = [100] * 6 + [330] * 6
+    plan = {
+        "rounds": 20,
+        "users": 12,
+        "cohort_size": 12,
+        "records": sizes,
+        "batch_sizes": [19] * 6 + [67] * 6,
+        "secure": SecureTerms(colluders=1, least=12),
+        "delta": 1e-5,
+    }
+    return thirty(3.0, **{**plan, **changes})
+
+
+def test_several_runs_over_unequal_sites_keep_the_noise_of_the_sum():
+    """Two runs are composed by one law that is worse than every site's, and still far below what a
+    site's own noise gives."""
+    run = unequal()
+    assert len(SECURE_SUMS.laws(run, 20)) > 2  # type: ignore[misc]
+    half = replace(run, delta=run.delta / 2)
+    parts = [
+        RunPart(name, half, 20, {"server": SECURE_SUMS}, secret=True, drawn=FROM_SYSTEM)
+        for name in ("a", "b")
+    ]
+    joint = together(parts, fixed_in_advance=True).epsilon["server"]
+    twice = replace(run, rounds=40)
+    alone = BOUNDS["random_participation"].epsilon(twice)
+    assert joint is not None
+    assert SECURE_SUMS.epsilon(twice) * (1 - 1e-6) <= joint < 0.5 * alone
+    voided = [replace(part, run=replace(half, voids=9)) for part in parts]
+    assert together(voided, fixed_in_advance=True).epsilon["server"] > joint  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("stopping", [TrialCount(3.0), TrialCount(3.0, math.inf)])
+def test_private_trials_with_secure_sums_state_both_epsilons(stopping):
+    """Towards the server the trials compose through their sums, towards all others by a site's own
+    noise; the winner costs at least one trial, and void attempts count for everybody."""
+    run = unequal()
+    score = Cost("score", noise=20.0)
+    found = account(Trials((run,), (0, 0, 0), stopping, score))
+    plain = account(Trials((replace(run, secure=None),), (0, 0, 0), stopping, score))
+    assert found.epsilon["alone"] == pytest.approx(plain.epsilon["server"], rel=1e-6)
+    assert found.epsilon["server"] < 0.5 * found.epsilon["alone"]
+    assert found.epsilon["server"] >= SECURE_SUMS.epsilon(replace(run, rounds=60))
+    assert SECURE_SUMS.epsilon(run) < found.epsilon["third_party"] < found.epsilon["alone"]
+    assert "alone" not in plain.epsilon and "alone" not in plain.to_server().to_json()
+    assert found.to_server().to_json()["alone"] == found.epsilon["alone"]
+    assert "at most 1 of the sites" in found.to_server().adversary
+    assert round_up(found.epsilon["alone"]) in found.sentence(stopping)
+    voided = account(Trials((replace(run, voids=9),), (0, 0, 0), stopping, score))
+    assert all(voided.epsilon[view] > value for view, value in found.epsilon.items())

@@ -79,7 +79,7 @@ def test_an_unknown_step_has_no_law():
     with refuses("no-loss-distribution: unit='site'"):
         participation_losses(0.2, 1.0, "fixed", "site", 1)
     with refuses("no-renyi-curve: sampling='shuffled'"):
-        participation_curve(PLANTED["sampling"].participation())
+        participation_curve(PLANTED["sampling"])
 
 
 def with_total(local, at):

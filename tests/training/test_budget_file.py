@@ -21,7 +21,7 @@ from dpscaffold import BadInput, Budget, Gaussian, Logistic, Plan, fedavg, synth
 from dpscaffold.cli import app
 from dpscaffold.privacy import RANDOM_PARTICIPATION, Ledger, Mechanism
 from dpscaffold.randomness.streams import Randomness
-from dpscaffold.runs.budget_file import BookedRound, BudgetFile
+from dpscaffold.runs.budget_file import BudgetFile, BudgetRound
 
 PLAN = Plan(rounds=6, local_steps=2, user_ratio=0.25, evaluate_every=6, checkpoint_every=3, seed=4)
 COUNT = count()
@@ -75,14 +75,14 @@ def test_a_run_is_granted_its_whole_plan(federation, file, tmp_path):
         observer=lambda round, row: seen.append(BudgetFile(file).read()),
     )
     run = result.setting.describe()
-    book = BudgetFile(file).read()
-    (grant,) = book.grants.values()
+    contents = BudgetFile(file).read()
+    (grant,) = contents.grants.values()
     assert grant.epsilon == pytest.approx(price(run)) and grant.delta == run.delta
     assert grant.epsilon >= result.privacy["server"]["epsilon"] * (1 - 1e-9)
     assert grant.epsilon >= result.privacy["ledger"]["epsilon"] * (1 - 1e-9)
     identity = json.loads((tmp_path / "run" / "run.json").read_text())["data"]
     assert len(identity) == 64 and identity not in (tmp_path / "budget.jsonl").read_text()
-    # All of it was booked before the first round, and each round before it was over.
+    # All of it was reserved before the first round, and each round before it was over.
     assert [dict(b.grants) for b in seen] == [{grant.run: grant}] * 6
     assert [b.participations[grant.run] for b in seen] == [1, 2, 3, 4, 5, 6]
 
@@ -122,7 +122,7 @@ def test_the_rounds_that_would_fit_do(federation, tmp_path):
     total = price(run) * 0.999
     most = max(rounds for rounds in range(1, 6) if price(run, rounds) <= total)
     BudgetFile.open(tmp_path / "b", total, 0.01)
-    with pytest.raises(BadInput, match=rf"\({most} would fit\)"):
+    with refuses(f"budget-too-small: ({most} "):
         go(federation, str(tmp_path / "b"))
     plan = Plan(**{**PLAN.to_dict(), "rounds": most})
     assert go(federation, str(tmp_path / "b"), plan=plan).ended == "completed"
@@ -135,12 +135,12 @@ def test_rounds_run_again_raise_the_grant(federation, file, tmp_path):
     before = BudgetFile(file).read()
     result = go(federation, file, tmp_path / "run")
     assert result.ended == "completed" and journalled(tmp_path / "run") == (6, (1, 1))
-    book = BudgetFile(file).read()
+    contents = BudgetFile(file).read()
     (run,) = before.grants
-    assert book.spent[0] == pytest.approx(price(result.setting.describe(), again=(4, 5)))
-    assert book.spent[0] > before.spent[0] and book.spent[1] == before.spent[1]
-    assert {name.split("+")[0] for name in book.grants} == {run}
-    assert book.participations == {run: 8}
+    assert contents.spent[0] == pytest.approx(price(result.setting.describe(), again=(4, 5)))
+    assert contents.spent[0] > before.spent[0] and contents.spent[1] == before.spent[1]
+    assert {name.split("+")[0] for name in contents.grants} == {run}
+    assert contents.participations == {run: 8}
 
 
 def test_a_repeat_without_room_halts(federation, tmp_path):
@@ -160,8 +160,8 @@ def test_a_simulation_repeats_its_rounds_for_nothing(federation, file, tmp_path)
     with pytest.raises(Crash):
         go(federation, file, tmp_path / "run", SEEDED, observer=die_after(5))
     go(federation, file, tmp_path / "run", SEEDED)
-    book = BudgetFile(file).read()
-    assert sum(book.participations.values()) == 6 and len(book.grants) == 1
+    contents = BudgetFile(file).read()
+    assert sum(contents.participations.values()) == 6 and len(contents.grants) == 1
     with refuses("seed-repeated"):
         go(federation, file, privacy=SEEDED)
 
@@ -297,10 +297,10 @@ def test_kill_and_resume_by_the_commands(tmp_path):
     lines = [json.loads(line) for line in (tmp_path / "run" / "ledger.jsonl").open()]
     again = [line["round"] for line in lines if line.get("again")]
     run = Mechanism.from_dict(json.loads((tmp_path / "run" / "privacy.json").read_text())["run"])
-    book = BudgetFile(file).read()
-    assert book.spent[0] >= price(run, 120, again=again) * (1 - 1e-9)
-    assert book.spent[0] <= price(run, 120, again=again) * 1.0001
-    assert 0 <= len(lines) - 1 - sum(book.participations.values()) <= 1
+    contents = BudgetFile(file).read()
+    assert contents.spent[0] >= price(run, 120, again=again) * (1 - 1e-9)
+    assert contents.spent[0] <= price(run, 120, again=again) * 1.0001
+    assert 0 <= len(lines) - 1 - sum(contents.participations.values()) <= 1
 
 
 def test_bad_commands_are_one_sentence(tmp_path):
@@ -317,10 +317,10 @@ def test_bad_commands_are_one_sentence(tmp_path):
         error = call(*arguments).exception
         assert isinstance(error, BadInput) and words in str(error) and "\n" not in str(error)
     assert not list(tmp_path.iterdir())
-    BudgetFile.open(file, 1.0, 0.1).participate(BookedRound("a", 1), after=0)
+    BudgetFile.open(file, 1.0, 0.1).participate(BudgetRound("a", 1), after=0)
     assert "exists" in str(call("budget", file, "--epsilon", "1", "--delta", "0.1").exception)
     (tmp_path / "text").write_text("hello\n")
     assert "damaged" in str(call("budget", tmp_path / "text").exception)
     tune = tmp_path / "tune.toml"
     tune.write_text(CONFIG.replace("FILE", str(file)))
-    assert "tuning books none" in str(call("tune", tune).exception)
+    assert "tuning reserves none" in str(call("tune", tune).exception)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import PrivateAttr, model_validator
 
@@ -13,7 +13,7 @@ from dpscaffold.errors import BadInput
 from dpscaffold.privacy.describe import Delta
 from dpscaffold.privacy.mechanism import Clip, Relation, Sampling, Unit
 from dpscaffold.setting.budget import Budget, View
-from dpscaffold.setting.gaussian import Gaussian
+from dpscaffold.setting.gaussian import STORED, Gaussian
 from dpscaffold.setting.secure import Secure
 
 
@@ -31,7 +31,8 @@ class SecureSettings(ConfigTable):
     round. Value: an integer, at least 2 more than colluders. Example: ``10``"""
     voids: int = 0
     """The number of attempts without a result that a site permits in all. Each is accounted as a
-    further participation. Value: an integer, 0 or more. Example: ``20``"""
+    further participation. In a deployed run the default is one for every 20 rounds, and 0 for a
+    single round. Value: an integer, 0 or more. Example: ``20``"""
     _secure: Secure = PrivateAttr()
 
     @model_validator(mode="after")
@@ -125,14 +126,9 @@ class PrivacySettings(ConfigTable):
                 f"privacy.epsilon is {self.epsilon:g}; give a number above 0, such as 2 (smaller "
                 f"is stronger)",
             )
-        self._gaussian = Gaussian(
-            self.clip,
-            1.0 if self.noise is None else self.noise,
-            self.sampling,
-            self.unit,
-            self.hidden,
-            self.neighbours,
-        )
+        noise = 1.0 if self.noise is None else self.noise
+        fields: dict[str, Any] = {name: getattr(self, name) for name in STORED}
+        self._gaussian = Gaussian(**fields | {"noise": noise, "secret": self.hidden})
         self._budget = Budget(
             self.delta,
             self.max_participations,

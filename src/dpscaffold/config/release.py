@@ -13,8 +13,8 @@ from dataclasses import replace
 
 from dpscaffold.config import Configuration
 from dpscaffold.data.prepared import Shift, Standardised
+from dpscaffold.data.tables.cells import toml_key, toml_text
 from dpscaffold.data.tables.codec import Coding
-from dpscaffold.data.tables.spellings import toml_key, toml_text
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
 from dpscaffold.privacy import charged

@@ -26,11 +26,9 @@ from .human import human_terms as human_terms
 from .ledger import Ledger as Ledger
 from .live import Spending as Spending
 from .live import largest_rounds as largest_rounds
+from .mechanism import GaussianMechanism as GaussianMechanism
 from .mechanism import Group as Group
 from .mechanism import Mechanism as Mechanism
-from .mechanism import NoisedQuery as NoisedQuery
-from .mechanism import Participation as Participation
-from .mechanism import RoundMechanism as RoundMechanism
 from .preparation import Preparation as Preparation
 from .preparation import Protection as Protection
 from .preparation import Remark as Remark

@@ -8,7 +8,6 @@ means in human terms is less than a loss distribution would tell, and is stated 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -16,7 +15,15 @@ import numpy as np
 
 from dpscaffold.privacy.bound import ALONE, views_of
 from dpscaffold.privacy.bounds import LEDGER
-from dpscaffold.privacy.composition import ADDED, law_of_sum, spent_by_users, total
+from dpscaffold.privacy.composition import (
+    ADDED,
+    added,
+    charged_parts,
+    costs_of_part,
+    law_of_sum,
+    spent_by_users,
+    total,
+)
 from dpscaffold.privacy.costs import Cost
 from dpscaffold.privacy.human import GROUPS, terms_of
 from dpscaffold.privacy.ledger import Ledger, distribution_of
@@ -70,7 +77,7 @@ def statement_of_parts(
             seed_public=seed_public,
             draw_given=draw_given,
             allowed=allowed,
-            extra_costs=extra_costs if k == 0 else (),
+            extra_costs=costs_of_part(extra_costs, k),
             groups=groups,
             colluders=colluders,
             planned=planned,
@@ -80,7 +87,7 @@ def statement_of_parts(
     if len(each) == 1:
         return each[0]
     run = replace(begun[0].run, rounds=sum(part.run.rounds for part in begun))
-    charged = [part.charged(extra_costs if k == 0 else ()) for k, part in enumerate(begun)]
+    charged = charged_parts(begun, extra_costs)
     said = _added(each, run)
     if not said.guarantee:
         return said
@@ -105,7 +112,7 @@ def _added(each: Sequence[Statement], run: Mechanism) -> Statement:
         first,
         rounds=sum(one.rounds or 0 for one in each),
         mechanism=replace(first.mechanism, rounds=run.rounds),
-        delta=math.fsum(deltas) if first.guarantee else first.delta,
+        delta=added(deltas) if first.guarantee else first.delta,
         run=run,
         parts=tuple(
             PartSummary(
@@ -131,7 +138,7 @@ def _restated(said: Statement, each: Sequence[Statement], stated: Mechanism) -> 
         bounds=tuple(_row(same, delta) for same in zip(*(one.bounds for one in each), strict=True)),
         epsilon_by_delta=tuple(
             EpsilonAtDelta(
-                math.fsum(row.delta for row in same),
+                added(row.delta for row in same),
                 {v: total([row.by_view[v] for row in same]) for v in views_of(stated)},
             )
             for same in by_delta

@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache, partial
 
 from dpscaffold.privacy import laws
@@ -219,6 +220,9 @@ SECURE_SUMS = Bound(
     repeated=laws.secure_repeated_laws,
     queries=_WITH_SUMS,
 )
+
+#: The same with one law per direction, to compose several runs; never quoted for one run.
+SECURE_WORST = replace(SECURE_SUMS, laws=laws.secure_worst_laws, repeated=laws.secure_worst_laws)
 
 SECURE_CAP = Bound(
     name="secure_cap",

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -24,13 +24,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpscaffold.privacy.bound import Bound, Laws
-from dpscaffold.privacy.bounds import RANDOM_PARTICIPATION
+from dpscaffold.privacy.bounds import RANDOM_PARTICIPATION, SECURE_SUMS, SECURE_WORST
 from dpscaffold.privacy.costs import Cost, with_costs
 from dpscaffold.privacy.drawn import FRESH, UNKNOWN, SeedKnowledge
 from dpscaffold.privacy.errors import PrivacyError
 from dpscaffold.privacy.human import GROUPS, check_group, losses, terms_of
 from dpscaffold.privacy.laws import participations_laws
-from dpscaffold.privacy.ledger import Ledger
+from dpscaffold.privacy.ledger import Ledger, spent
 from dpscaffold.privacy.loss import LONGEST, LossDistribution, privacy_parameters
 from dpscaffold.privacy.mechanism import Mechanism
 from dpscaffold.privacy.statement_types import HumanTerms
@@ -76,8 +76,9 @@ class RunPart:
         laws = losses(self.bounds[view], self.run, self.rounds, self.costs, self.repeats)
         if len(laws) <= directions(self.run):
             return laws
-        # Several users could be the worst; random participation has one worst user, and holds too.
-        return losses(RANDOM_PARTICIPATION, self.run, self.rounds, self.costs, self.repeats)
+        # Several users could be the worst. These bounds have one worst user, and hold too.
+        one = SECURE_WORST if self.bounds[view] is SECURE_SUMS else RANDOM_PARTICIPATION
+        return losses(one, self.run, self.rounds, self.costs, self.repeats)
 
     def charged(self) -> Ledger:
         """Its ledger, with what its data's preparation cost."""
@@ -170,7 +171,7 @@ def together(
     _check(parts)
     for size in groups:
         check_group(size)
-    delta = math.fsum(part.run.delta for part in parts)
+    delta = added(part.run.delta for part in parts)
     reason = shared_noise(parts)
     over_draw = reason or shared_draw(parts)
     views = [view for view in parts[0].bounds if all(view in part.bounds for part in parts)]
@@ -276,11 +277,11 @@ def _check(parts: Sequence[RunPart]) -> None:
 
 def _added(parts: Sequence[RunPart], view: str) -> float:
     if view != GIVEN:
-        return math.fsum(part.epsilon(view) for part in parts)
+        return added(part.epsilon(view) for part in parts)
     if len({part.data for part in parts}) == 1 and parts[0].data is not None:
         # The same data, so the same users: the largest sum, not the sum of the largest.
         return float(spent_by_users([part.charged() for part in parts]).max())
-    return math.fsum(part.charged().largest() for part in parts)
+    return added(part.charged().largest() for part in parts)
 
 
 def spent_by_users(ledgers: Sequence[Ledger]) -> NDArray[np.float64]:
@@ -288,10 +289,59 @@ def spent_by_users(ledgers: Sequence[Ledger]) -> NDArray[np.float64]:
     return np.asarray(np.sum([ledger.epsilons() for ledger in ledgers], axis=0))
 
 
+def added(values: Iterable[float]) -> float:
+    """ε, or δ, of mechanisms that were chosen one after another: the sum."""
+    return math.fsum(values)
+
+
 def total(values: Sequence[float | None]) -> float | None:
-    """The sum of several ε, or None where one of them is not there."""
+    """The same, or None where one of the values is missing."""
     known = [value for value in values if value is not None]
-    return math.fsum(known) if len(known) == len(values) else None
+    return added(known) if len(known) == len(values) else None
+
+
+def costs_of_part(costs: Sequence[Cost], part: int) -> tuple[Cost, ...]:
+    """What preparing the data cost is spent once, by the first part of a run."""
+    return tuple(costs) if part == 0 else ()
+
+
+def charged_parts(parts: Sequence[Ledger], costs: Sequence[Cost]) -> tuple[Ledger, ...]:
+    """The ledgers of a run's parts, with what preparing the data cost."""
+    return tuple(part.charged(costs_of_part(costs, k)) for k, part in enumerate(parts))
+
+
+def allowed_in_parts(
+    parts: Sequence[Ledger], place: int, costs: Sequence[Cost], users: Sequence[int]
+) -> list[int]:
+    """Those of the drawn users whose participation in part ``place`` keeps Σ_k ε_k(n_k), over the
+    n_k times that they took part in each part, within the ε of a user; in their order.
+
+    It rests on counts and public numbers alone, as within one part. Where ``max_participations``
+    is set it holds over all parts together.
+
+    >>> from dpscaffold.privacy import describe
+    >>> run = describe(rounds=9, local_steps=2, users=4, cohort_size=4, records=50, batch_sizes=5,
+    ...                noise=4.0)
+    >>> once, twice = (spent(run, n, run.group_of(0)) for n in (1, 2))
+    >>> first, second = Ledger(run, twice), Ledger(run, twice)
+    >>> first.record(1, [0, 1]); first.record(2, [0])
+    >>> twice < 2 * once, allowed_in_parts([first, second], 1, (), [3, 1, 0])
+    (True, [3])
+    """
+    now, most = parts[place], parts[place].run.max_participations
+    budget = now.user_budget
+    taken = np.sum([part.participations for part in parts], axis=0)
+    others = [part for k, part in enumerate(charged_parts(parts, costs)) if k != place]
+    elsewhere = spent_by_users(others)
+
+    def fits(user: int) -> bool:
+        if most is not None and taken[user] >= most:
+            return False
+        next_count = int(now.participations[user]) + 1
+        one = spent(now.run, next_count, now.run.group_of(user), costs_of_part(costs, place))
+        return budget is None or elsewhere[user] + one <= budget
+
+    return [user for user in users if fits(user)]
 
 
 def law_of_sum(epsilon: float, delta: float) -> Laws:

@@ -28,7 +28,9 @@ class Cost:
     A mechanism that may stand next to runs of either kind gives ``noise`` for replace-one
     neighbours (one record of one user replaced) and ``add_remove`` for add/remove ones, the
     divisors being public constants; :meth:`under` chooses. ``seeded`` says that the noise was drawn
-    from a stored seed, as in a simulation, and can be drawn again by whoever knows it.
+    from a stored seed, as in a simulation, and can be drawn again by whoever knows it. In a secure
+    sum the noise of other sites counts; ``alone`` is the share of it that is left if all of them
+    collude with the server.
 
     >>> Cost("private mean", noise=4.0).noise
     4.0
@@ -40,6 +42,7 @@ class Cost:
     delta: float = 0.0
     add_remove: float | None = None
     seeded: bool = False
+    alone: float = 1.0
 
     def __post_init__(self) -> None:
         if (self.noise is None) == (self.epsilon is None):
@@ -65,14 +68,23 @@ class Cost:
     def under(self, sampling: Sampling) -> Cost | None:
         """This cost for the neighbours of a run that samples so; None where it is not known.
 
-        >>> Cost("mean", noise=3.0, add_remove=6.0).under("poisson")
-        Cost(name='mean', noise=6.0, epsilon=None, delta=0.0, add_remove=None, seeded=False)
+        >>> Cost("mean", noise=3.0, add_remove=6.0).under("poisson").noise
+        6.0
         """
         if self.epsilon is not None or sampling == "fixed":
             return replace(self, add_remove=None)
         if self.add_remove is None:
             return None
         return replace(self, noise=self.add_remove, add_remove=None)
+
+    @property
+    def if_others_collude(self) -> Cost:
+        """This cost towards a server with which all other sites collude."""
+        if self.noise is None or self.alone == 1.0:
+            return self
+        both = (self.noise, self.add_remove)
+        less = [None if noise is None else noise * self.alone for noise in both]
+        return replace(self, noise=less[0], add_remove=less[1], alone=1.0)
 
     def reach(self) -> float:
         """The largest finite loss."""

@@ -112,9 +112,7 @@ def allowed_attempts(run: Mechanism, rounds: int, again: int = 0) -> int:
 
 def random_participation_rdp(run: Mechanism, rounds: int, gaussians: tuple[float, ...]) -> float:
     """ε by Rényi divergences, with further Gaussian mechanisms of these multipliers."""
-    return renyi.random_participation(
-        run.participation(), run.user_ratio, rounds, run.delta, gaussians
-    )
+    return renyi.random_participation(run, rounds, gaussians)
 
 
 def aggregate_laws(run: Mechanism, rounds: int, colluders: int = 0) -> Laws:
@@ -193,6 +191,21 @@ def secure_cap_laws(run: Mechanism, rounds: int, repeats: tuple[int, ...] = ()) 
         once = participation_losses(rate, noise, run.sampling, run.unit, 1)
         laws.extend(law.power(attempts) for law in once)
     return _rounded(run, attempts, laws)
+
+
+def least_hidden(run: Mechanism) -> Mechanism:
+    """A run without secure sums that hides no user better than this run's sums hide any: the
+    largest rate of all users with the smallest noise that the other members leave one of them."""
+    noise = run.noise * float(secure_factors(run).min())
+    return replace(run, noise=noise, secure=None)
+
+
+def secure_worst_laws(run: Mechanism, rounds: int, repeats: tuple[int, ...] = ()) -> Laws:
+    """:func:`secure_laws` with one law per direction, which is at least that of every user. Laws of
+    several runs can be composed direction by direction only in this form."""
+    voids = max(run.voids, sum(repeats))
+    hidden = replace(least_hidden(run), voids=voids)
+    return _rounded(run, rounds + voids, list(random_participation_laws(hidden, rounds)))
 
 
 def rounding_cost(members: int, attempts: int) -> float:

@@ -189,6 +189,7 @@ class Ledger:
         """The same record for a server that sees every upload."""
         other = copy(self)
         other.run, other._caps = replace(self.run, secure=None), None
+        other.costs = tuple(cost.if_others_collude for cost in self.costs)
         return other
 
     def of(self, user: int) -> float:

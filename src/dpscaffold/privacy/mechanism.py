@@ -31,43 +31,29 @@ LEAST_NOISE, MOST_NOISE = 1e-9, 1e7
 
 
 @dataclass(frozen=True)
-class NoisedQuery:
-    """One noised query: a batch of b of R records, each gradient clipped to C, noise (2C/b)·N(0,
-    σ_g²).
+class GaussianMechanism:
+    """The noised step: a batch of b of a user's R records, each gradient clipped to C, and noise
+    (2C/b)·N(0, σ_g²) on their mean.
 
-    For ``unit="user"`` the noise is 2C·N(0, σ_g²) and a user's whole dataset is the unit.
+    For ``unit="user"`` the noise is 2C·N(0, σ_g²) and a user's whole dataset is the unit. What
+    trains (:class:`~dpscaffold.Gaussian`), what is accounted and what is stored
+    (:class:`Mechanism`) are this type with more fields, so that they share these four.
 
-    >>> NoisedQuery(batch=800, records=4000, noise=60.0, clip=1.0).rate
-    0.2
+    >>> GaussianMechanism(clip=1.0, noise=60.0).scale(clip=1.0, batch=800)
+    0.15
     """
 
-    batch: int
-    records: int
-    noise: float
     clip: Clip = 1.0
+    noise: float = 1.0
     sampling: Sampling = "fixed"
     unit: Unit = "record"
 
-    @property
-    def rate(self) -> float:
-        """b/R, the chance that one record is in the batch."""
-        return self.batch / self.records
-
-
-@dataclass(frozen=True)
-class Participation:
-    """One user in one round: K steps, each chosen after seeing the last."""
-
-    step: NoisedQuery
-    steps: int
-
-
-@dataclass(frozen=True)
-class RoundMechanism:
-    """One round as it concerns one user: a participation with probability l = m/M, else nothing."""
-
-    participation: Participation
-    user_ratio: float
+    def scale(self, clip: Any, batch: Any) -> Any:
+        """The standard deviation of the noise on the mean: 2Cσ_g/b, or 2Cσ_g towards whole
+        users."""
+        if self.noise == 0:
+            return 0.0 * batch
+        return 2 * clip * self.noise / (batch if self.unit == "record" else 1)
 
 
 @dataclass(frozen=True)
@@ -105,10 +91,10 @@ PAIRS: dict[Relation, str] = {
 }
 
 
-@dataclass(frozen=True)
-class Mechanism:
-    """T rounds; in each, m of M users drawn uniformly take part with K steps. Build it with
-    :func:`~dpscaffold.privacy.describe.describe`.
+@dataclass(frozen=True, kw_only=True)
+class Mechanism(GaussianMechanism):
+    """T rounds of a Gaussian mechanism; in each, m of M users drawn uniformly take part with K
+    steps. Build it with :func:`~dpscaffold.privacy.describe.describe`.
 
     ``groups`` are the distinct (R_i, b_i); ``membership`` gives each user's group and is empty when
     there is only one. ``memory`` says that users keep something between rounds (SCAFFOLD's c_i).
@@ -131,10 +117,6 @@ class Mechanism:
     cohort_size: int
     groups: tuple[Group, ...]
     membership: tuple[int, ...]
-    noise: float
-    clip: Clip
-    sampling: Sampling
-    unit: Unit
     memory: bool
     weighting: Weighting
     delta: float
@@ -207,21 +189,6 @@ class Mechanism:
                 f"user={user} is not one of the {self.users} users; give 0 to {self.users - 1}",
             )
         return self.groups[self.membership[user]] if self.membership else self.groups[0]
-
-    def step(self, group: Group | None = None) -> NoisedQuery:
-        """One step of a group's users, by default of the worst group."""
-        group = group or self.worst
-        return NoisedQuery(
-            group.batch, group.records, self.noise, self.clip, self.sampling, self.unit
-        )
-
-    def participation(self, group: Group | None = None) -> Participation:
-        """One participation of a group's users, by default of the worst group."""
-        return Participation(self.step(group), self.local_steps)
-
-    def round(self, group: Group | None = None) -> RoundMechanism:
-        """One round for a group's users, by default for the worst group."""
-        return RoundMechanism(self.participation(group), self.user_ratio)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values; :meth:`from_dict` reads them back. What belongs to secure sums is left

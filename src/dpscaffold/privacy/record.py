@@ -65,12 +65,12 @@ class JsonRecord(Mapping[str, Any]):
         hints = _hints(cls)
         names = {one.name for one in fields(cls)} - {"unknown", cls.REST}
         found = {
-            name: _read(hints[name], values[name], prefix + name)
+            name: read_value(hints[name], values[name], prefix + name)
             for name in names
             if name in values
         }
         rest = {name: value for name, value in values.items() if name not in names}
-        found[cls.REST] = _read(hints[cls.REST], rest, where or cls.__name__)
+        found[cls.REST] = read_value(hints[cls.REST], rest, where or cls.__name__)
         missing = [one.name for one in fields(cls) if _is_required(one) and one.name not in found]
         if missing:
             raise PrivacyError("missing-key", f"{where or cls.__name__} lacks {', '.join(missing)}")
@@ -110,7 +110,7 @@ def _plain(value: Any) -> Any:
     return value.to_dict() if hasattr(value, "to_dict") else value
 
 
-def _read(hint: Any, value: Any, name: str) -> Any:
+def read_value(hint: Any, value: Any, name: str) -> Any:
     """A JSON value as the type that a field has."""
     origin = get_origin(hint)
     if hint is Any:
@@ -132,10 +132,10 @@ def _read_union(options: tuple[Any, ...], value: Any, name: str) -> Any:
     kinds = [option for option in options if option is not NoneType]
     for option in kinds[:-1]:
         try:
-            return _read(option, value, name)
+            return read_value(option, value, name)
         except PrivacyError:
             continue
-    return _read(kinds[-1], value, name)
+    return read_value(kinds[-1], value, name)
 
 
 def _read_many(hint: Any, value: Any, name: str) -> Any:
@@ -148,7 +148,7 @@ def _read_many(hint: Any, value: Any, name: str) -> Any:
         if len(each) != len(value):
             raise _unexpected(name, value, f"a list of {len(each)}")
         items = zip(each, value, strict=True)
-        return tuple(_read(k, item, f"{name}[{i}]") for i, (k, item) in enumerate(items))
+        return tuple(read_value(k, item, f"{name}[{i}]") for i, (k, item) in enumerate(items))
     if not isinstance(value, Mapping):
         raise _unexpected(name, value, "an object")
     as_key = int if kinds[0] is int else str
@@ -156,7 +156,7 @@ def _read_many(hint: Any, value: Any, name: str) -> Any:
         keys = [as_key(key) for key in value]
     except ValueError:
         raise _unexpected(name, value, "an object with whole numbers as keys") from None
-    found = [_read(kinds[1], item, f"{name}.{key}") for key, item in value.items()]
+    found = [read_value(kinds[1], item, f"{name}.{key}") for key, item in value.items()]
     return dict(zip(keys, found, strict=True))
 
 

@@ -178,6 +178,9 @@ class Released:
 
     def towards(self, view: str) -> ViewGuarantee:
         """What is quoted towards a view, and by which bound."""
+        own = tuple(cost.if_others_collude for cost in self.costs)
+        if view == ALONE and own != self.costs:
+            return replace(self, costs=own).towards(ALONE)
         run, bound = self.run, self.bound(view)
         epsilon = _finite(bound.epsilon(run, self.rounds, self.costs, self.repeats))
         laws = losses(bound, run, self.rounds, self.costs, self.repeats)

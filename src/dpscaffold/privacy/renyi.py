@@ -15,7 +15,7 @@ import scipy
 
 from dpscaffold.privacy.errors import PrivacyError
 from dpscaffold.privacy.loss import Array
-from dpscaffold.privacy.mechanism import Mechanism, Participation
+from dpscaffold.privacy.mechanism import Group, Mechanism
 
 WHOLE_ORDERS = [*range(2, 65), 96, 128, 256, 512, 1024]
 
@@ -23,49 +23,47 @@ WHOLE_ORDERS = [*range(2, 65), 96, 128, 256, 512, 1024]
 BLOCK = 128
 
 
-@lru_cache(maxsize=64)
-def participation_curve(participation: Participation) -> tuple[Array, Array]:
-    """Orders α and K·ε_s(α): one participation.
+def participation_curve(run: Mechanism) -> tuple[Array, Array]:
+    """Orders α and K·ε_s(α): one participation of a user of the worst group.
 
     Fixed-size batches: Wang, Balle, Kasiviswanathan 2019, in the form strengthened for the
     Gaussian, for replace-one neighbours. Poisson batches: Mironov, Talwar, Zhang 2019, for
     add/remove neighbours and multiplier 2σ_g. A user as unit: the Gaussian mechanism, α/2σ_g².
     """
+    return _curve(run.worst, run.noise, run.sampling, run.unit, run.local_steps)
+
+
+@lru_cache(maxsize=64)
+def _curve(group: Group, noise: float, sampling: str, unit: str, steps: int) -> tuple[Array, Array]:
+    """The same from the numbers that it depends on."""
     # Imported here because it takes longer than everything else that a statement needs.
     from dp_accounting import NeighboringRelation, dp_event
     from dp_accounting.rdp import RdpAccountant
 
-    step = participation.step
-    if step.unit == "user":
+    if unit == "user":
         orders = RdpAccountant().orders
-        return orders, participation.steps * orders / (2 * step.noise**2)
-    if step.sampling == "fixed":
+        return orders, steps * orders / (2 * noise**2)
+    if sampling == "fixed":
         relation = NeighboringRelation.REPLACE_ONE
-        gaussian = dp_event.GaussianDpEvent(step.noise)
-        event = dp_event.SampledWithoutReplacementDpEvent(step.records, step.batch, gaussian)
+        gaussian = dp_event.GaussianDpEvent(noise)
+        event = dp_event.SampledWithoutReplacementDpEvent(group.records, group.batch, gaussian)
         accountant = RdpAccountant(neighboring_relation=relation)
-    elif step.sampling != "poisson":
+    elif sampling != "poisson":
         raise PrivacyError(
             "no-renyi-curve",
-            f"sampling={step.sampling!r} has no Rényi curve; give fixed or poisson",
+            f"sampling={sampling!r} has no Rényi curve; give fixed or poisson",
         )
     else:
         relation = NeighboringRelation.ADD_OR_REMOVE_ONE
         # Whole orders only: the series for fractional ones need not converge when the noise is
         # small.
         accountant = RdpAccountant(WHOLE_ORDERS, relation)
-        event = dp_event.PoissonSampledDpEvent(step.rate, dp_event.GaussianDpEvent(2 * step.noise))
+        event = dp_event.PoissonSampledDpEvent(group.rate, dp_event.GaussianDpEvent(2 * noise))
     accountant.compose(event)
-    return accountant.orders, participation.steps * accountant.rdp
+    return accountant.orders, steps * accountant.rdp
 
 
-def random_participation(
-    participation: Participation,
-    user_ratio: float,
-    rounds: int,
-    delta: float,
-    gaussians: tuple[float, ...] = (),
-) -> float:
+def random_participation(run: Mechanism, rounds: int, gaussians: tuple[float, ...] = ()) -> float:
     """ε of T rounds when the user is drawn with probability l and its participations may be
     revealed.
 
@@ -74,30 +72,23 @@ def random_participation(
     """
     from dp_accounting.rdp import compute_epsilon
 
-    orders, total = participation_total(participation, user_ratio, rounds, gaussians)
-    epsilon, _ = compute_epsilon(orders, total, delta)
+    orders, total = round_curve(run, rounds, gaussians)
+    epsilon, _ = compute_epsilon(orders, total, run.delta)
     return float(epsilon)
 
 
-def participation_total(
-    participation: Participation,
-    user_ratio: float,
-    rounds: int,
-    gaussians: tuple[float, ...] = (),
+def round_curve(
+    run: Mechanism, rounds: int, gaussians: tuple[float, ...] = ()
 ) -> tuple[Array, Array]:
-    """Orders α and the whole curve of :func:`random_participation`."""
-    orders, curve = participation_curve(participation)
-    if user_ratio < 1.0:
+    """Orders α and the whole curve of :func:`random_participation`; a void attempt counts as a
+    participation."""
+    orders, once = participation_curve(run)
+    curve, ratio = once, run.user_ratio
+    if ratio < 1.0:
         exponent = (orders - 1) * curve
-        curve = np.logaddexp(math.log1p(-user_ratio), math.log(user_ratio) + exponent) / (
-            orders - 1
-        )
-    return orders, rounds * curve + sum(orders / (2 * z**2) for z in gaussians)
-
-
-def round_curve(run: Mechanism, gaussians: tuple[float, ...] = ()) -> tuple[Array, Array]:
-    """The same of a whole run, for its worst group of users."""
-    return participation_total(run.participation(), run.user_ratio, run.rounds, gaussians)
+        curve = np.logaddexp(math.log1p(-ratio), math.log(ratio) + exponent) / (orders - 1)
+    total = rounds * curve + run.voids * once
+    return orders, total + sum(orders / (2 * z**2) for z in gaussians)
 
 
 def published(

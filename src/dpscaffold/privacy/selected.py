@@ -9,15 +9,25 @@ from typing import Any
 
 import numpy as np
 
-from dpscaffold.privacy.bound import PARTICIPANT, SERVER, THIRD_PARTY, VIEWS, Laws, no_guarantee
-from dpscaffold.privacy.bounds import bound_for
+from dpscaffold.privacy.bound import (
+    ALONE,
+    PARTICIPANT,
+    SERVER,
+    THIRD_PARTY,
+    VIEWS,
+    Laws,
+    no_guarantee,
+    views_of,
+)
+from dpscaffold.privacy.bounds import RANDOM_PARTICIPATION, SECURE_SUMS, bound_for
 from dpscaffold.privacy.composition import RunPart, together
 from dpscaffold.privacy.costs import Cost, with_costs
 from dpscaffold.privacy.drawn import FROM_SYSTEM
 from dpscaffold.privacy.errors import PrivacyError
+from dpscaffold.privacy.laws import least_hidden, rounding_cost
 from dpscaffold.privacy.loss import privacy_parameters
 from dpscaffold.privacy.mechanism import Mechanism
-from dpscaffold.privacy.record import JsonRecord
+from dpscaffold.privacy.record import JsonRecord, optional
 from dpscaffold.privacy.renyi import round_curve
 from dpscaffold.privacy.selection import (
     TrialCount,
@@ -71,7 +81,8 @@ class WinnerGuarantee(JsonRecord):
 @dataclass(frozen=True, eq=False)
 class AllTrialsGuarantee(JsonRecord):
     """ε towards the server, which saw all trials of a private tuning, and towards ``colluders``
-    participants together."""
+    participants together. With secure sums ``alone`` is the ε if all other sites collude with the
+    server."""
 
     adversary: str
     trials: int
@@ -81,11 +92,13 @@ class AllTrialsGuarantee(JsonRecord):
     delta: float
     neighbours: str
     method: str
+    alone: float | None = optional()
 
 
 @dataclass(frozen=True)
 class SelectionCost:
-    """ε by view at one δ; ``trials`` is how many there were, which only the server may know."""
+    """ε by view at one δ; ``trials`` is how many there were, which only the server may know, and
+    ``sees`` what the server sees of one trial."""
 
     epsilon: dict[str, float]
     delta: float
@@ -93,6 +106,7 @@ class SelectionCost:
     trials: int
     method: dict[str, str]
     colluders: int = 1
+    sees: str = VIEWS[SERVER]
 
     def sentence(self, stopping: TrialCount) -> str:
         """What each adversary can learn, every ε rounded up."""
@@ -102,10 +116,19 @@ class SelectionCost:
         return (
             f"Tuned privately at delta = {self.delta:.3g}, for {self.neighbours}. Towards the "
             f"server, which saw every trial and score ({self.trials}): epsilon = {shown[SERVER]} "
-            f"({shown[PARTICIPANT]} towards {them}). Towards a third party who is given the "
-            f"winner alone (values, model and score, not how many trials there were nor how long "
-            f"they took): epsilon = {shown[THIRD_PARTY]}, the number of trials being {stopping}. "
-            f"Training again with these values is a further run, whose epsilon adds."
+            f"({shown[PARTICIPANT]} towards {them}). {self._alone()}Towards a third party who is "
+            f"given the winner alone (values, model and score, not how many trials there were nor "
+            f"how long they took): epsilon = {shown[THIRD_PARTY]}, the number of trials being "
+            f"{stopping}. Training again with these values is a further run, whose epsilon adds."
+        )
+
+    def _alone(self) -> str:
+        """What holds without secure sums, where there are any."""
+        if ALONE not in self.epsilon:
+            return ""
+        return (
+            f"It saw sums of uploads; if all other sites collude with it, epsilon = "
+            f"{round_up(self.epsilon[ALONE])}. "
         )
 
     def to_third_parties(self) -> WinnerGuarantee:
@@ -121,7 +144,7 @@ class SelectionCost:
     def to_server(self) -> AllTrialsGuarantee:
         """What the server and participants can learn from all trials."""
         return AllTrialsGuarantee(
-            adversary="the server, in every trial: " + VIEWS[SERVER],
+            adversary="the server, in every trial: " + self.sees,
             trials=self.trials,
             epsilon=self.epsilon[SERVER],
             participant=self.epsilon[PARTICIPANT],
@@ -129,6 +152,7 @@ class SelectionCost:
             delta=self.delta,
             neighbours=self.neighbours,
             method=self.method[SERVER],
+            alone=self.epsilon.get(ALONE),
         )
 
 
@@ -143,6 +167,25 @@ def account(trials: Trials) -> SelectionCost:
     >>> found.epsilon["third_party"] < found.epsilon["server"], found.trials
     (True, 12)
     """
+    _check(trials)
+    delta = max(run.delta for run in trials.candidates)
+    seen = [views_of(run) for run in trials.candidates]
+    alone = [ALONE] if any(ALONE in views for views in seen) else []
+    epsilon = {view: _all(trials, view, delta) for view in (SERVER, PARTICIPANT, *alone)}
+    epsilon[THIRD_PARTY] = _winner(trials, delta)
+    return SelectionCost(
+        epsilon,
+        delta,
+        trials.candidates[0].neighbours,
+        len(trials.drawn),
+        {SERVER: COMPOSED, THIRD_PARTY: STOPPED},
+        trials.colluders,
+        "; or ".join(dict.fromkeys(views[SERVER] for views in seen)),
+    )
+
+
+def _check(trials: Trials) -> None:
+    """Refuse candidates without a guarantee, or with different neighbours."""
     for run in trials.candidates:
         reason = no_guarantee(run)
         if reason or run.noise == 0:
@@ -155,17 +198,6 @@ def account(trials: Trials) -> SelectionCost:
                 f"candidates protect {trials.candidates[0].neighbours}, and {run.neighbours}; give "
                 f"all of them the same unit and sampling",
             )
-    delta = max(run.delta for run in trials.candidates)
-    epsilon = {view: _all(trials, view, delta) for view in (SERVER, PARTICIPANT)}
-    epsilon[THIRD_PARTY] = _winner(trials, delta)
-    return SelectionCost(
-        epsilon,
-        delta,
-        trials.candidates[0].neighbours,
-        len(trials.drawn),
-        {SERVER: COMPOSED, THIRD_PARTY: STOPPED},
-        trials.colluders,
-    )
 
 
 def _all(trials: Trials, view: str, delta: float) -> float:
@@ -176,7 +208,8 @@ def _all(trials: Trials, view: str, delta: float) -> float:
     for place, drawn in enumerate(trials.drawn):
         run = replace(trials.candidates[drawn], delta=delta / len(trials.drawn))
         costs = (*trials.costs, *(trials.preparation if place == 0 else ()))
-        bounds = {view: bound_for(run, view, (), trials.colluders)}
+        bound = RANDOM_PARTICIPATION if view == ALONE else None
+        bounds = {view: bound or bound_for(run, view, (), trials.colluders)}
         name = f"trial {place + 1}"  # each has noise and a draw of its own
         own = RunPart(name, run, run.rounds, bounds, None, costs, secret=True, drawn=FROM_SYSTEM)
         parts.append(own)
@@ -212,6 +245,14 @@ def _laws(run: Mechanism, costs: tuple[Cost, ...]) -> Laws:
     return tuple(with_costs(law, costs) for law in bound.laws(run, run.rounds))
 
 
+def _hidden(run: Mechanism) -> Mechanism:
+    """The run as its sums hide it. Rounding must cost nothing, since an order of Rényi divergences
+    has no δ to count it in."""
+    if SECURE_SUMS.applies(run) or rounding_cost(run.cohort_size, run.rounds + run.voids) > 0:
+        return run
+    return least_hidden(run)
+
+
 def _by_profile(trials: Trials, laws: Sequence[Laws], delta: float) -> float:
     if trials.stopping.poisson:
         return math.inf
@@ -227,11 +268,13 @@ def _profile(laws: Sequence[Laws]) -> Any:
 
 
 def _by_renyi(trials: Trials, laws: Sequence[Laws], delta: float) -> float:
-    """By Rényi divergences: of random participation, which holds towards everybody."""
+    """By Rényi divergences: of random participation, which holds towards everybody, with the noise
+    of a whole sum where sums are secure."""
     from dp_accounting.rdp import compute_epsilon
 
     gaussians = tuple(cost.noise for cost in trials.costs if cost.noise is not None)
-    curves = [round_curve(run, gaussians) for run in _distinct(trials.candidates)]
+    runs = [_hidden(run) for run in _distinct(trials.candidates)]
+    curves = [round_curve(run, run.rounds, gaussians) for run in runs]
     shared = [float(o) for o in curves[0][0] if all(o in other for other, _ in curves)]
     orders = np.array([order for order in shared if order > 1])
     curve = np.max([np.interp(orders, *one) for one in curves], axis=0)

@@ -205,6 +205,11 @@ def large_delta(run: Mechanism) -> str | None:
     )
 
 
+def uncovered(reason: str) -> Statement:
+    """The statement of a model that no guarantee covers, for this reason."""
+    return _unprotected(reason.rstrip("."))
+
+
 def _unprotected(reason: str) -> Statement:
     """A statement without any guarantee, for this reason."""
     nothing = ViewGuarantee(reason=reason)

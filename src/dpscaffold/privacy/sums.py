@@ -10,6 +10,7 @@ sum                                bound        replace-one           zero-out a
 any vector f(x)                    ‖f(x)‖ ≤ B   2B                    B
 squares (x_1², …, x_d²)            ‖x‖ ≤ B      √2·B²                 B²
 Gram matrix x xᵀ                   ‖x‖ ≤ B      √2·B²                 B²
+√a·x and √b·x² together            ‖x‖ ≤ 1      √(4a + 2b)            √(a + b)
 √a·x xᵀ and √b·x yᵀ together       ‖x‖, ‖y‖ ≤ 1  see :func:`joint`     √(a + b)
 =================================  ===========  ====================  ========================
 """
@@ -41,6 +42,36 @@ def moment_sensitivity(bound: float, relation: Relation = "replace-one") -> floa
     (True, 9.0)
     """
     return math.sqrt(2) * bound**2 if relation == "replace-one" else bound**2
+
+
+def gram_scale(relation: Relation = "replace-one") -> float:
+    """The factor with which a record of norm at most 1 moves Σ x xᵀ by at most 2 (replace-one) or 1
+    (zero-out, add-remove).
+
+    >>> round(gram_scale() ** 2, 9), gram_scale("zero-out")
+    (2.0, 1.0)
+    """
+    return sum_sensitivity(1.0, relation) / moment_sensitivity(1.0, relation)
+
+
+@dataclass(frozen=True)
+class MomentScales:
+    """√a and √b: what a row and its squares are multiplied by before they get the same noise."""
+
+    mean: float
+    squares: float
+
+
+def moment_scales(relation: Relation = "replace-one") -> MomentScales:
+    """The scales with which a record of norm at most 1 moves Σ x and Σ x² together by at most 2
+    (replace-one) or 1 (zero-out, add-remove); each by itself has half of μ².
+
+    >>> scales = moment_scales()
+    >>> round(4 * scales.mean**2 + 2 * scales.squares**2, 9)
+    4.0
+    """
+    half = math.sqrt(0.5)
+    return MomentScales(half, half * gram_scale(relation))
 
 
 def joint(gram: float, products: float, relation: Relation = "replace-one") -> float:

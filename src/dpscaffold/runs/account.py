@@ -27,13 +27,12 @@ from dpscaffold.privacy import (
     no_guarantee,
     statement,
 )
-from dpscaffold.privacy.composition import spent_by_users
+from dpscaffold.privacy.composition import allowed_in_parts, charged_parts, spent_by_users
 from dpscaffold.privacy.preparation import said_of
 from dpscaffold.privacy.statement_types import Statement
 from dpscaffold.randomness.seeds import Seed
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.report.statement_page import render
-from dpscaffold.runs.booking import BudgetBooking
 from dpscaffold.runs.folder import RunFolder
 from dpscaffold.runs.journal import Anchor, Journal
 from dpscaffold.runs.ledger import (
@@ -50,7 +49,8 @@ from dpscaffold.runs.ledger import (
     read_opening,
     read_parts,
 )
-from dpscaffold.runs.parts import Parts, allowed_in_parts, priced, spent_in_parts
+from dpscaffold.runs.parts import Parts, spent_in_parts
+from dpscaffold.runs.reservation import BudgetReservation
 from dpscaffold.runs.target import EpsilonTarget
 from dpscaffold.runs.written import plain
 from dpscaffold.setting import Setting
@@ -67,7 +67,7 @@ class PrivacyAccount:
         self.refusal, self.begun = "", 0  # why a round did not run, and the one begun last
         self.folder: RunFolder | None = None
         self._journal: Journal | None = None
-        self._booking: BudgetBooking | None = None
+        self._reservation: BudgetReservation | None = None
         self._target: EpsilonTarget | None = None
         self._replay_until = 0
         self.allowed: tuple[str, ...] | None = None  # what a release overlooks; None: no release
@@ -100,7 +100,7 @@ class PrivacyAccount:
         if budget.file is not None:
             self._require_promise("budget_file", "that nothing can be counted of")
             rounds = min(setting.plan.planned, self._most_rounds)
-            self._booking = BudgetBooking(
+            self._reservation = BudgetReservation(
                 str(budget.file), setting, self.run, self.costs, budget.user_epsilon, rounds
             )
 
@@ -113,16 +113,16 @@ class PrivacyAccount:
 
     def check_room(self) -> None:
         """Refuse, before anything is written, a run that its budget file has no room for."""
-        if self._booking:
-            self._booking.check()
+        if self._reservation:
+            self._reservation.check()
 
-    def book(self, folder: RunFolder | None = None) -> None:
-        """Have the run's grant booked, or find the one it was given when it began."""
-        if self._booking:
+    def reserve(self, folder: RunFolder | None = None) -> None:
+        """Have the run's grant reserved, or find the one it was given when it began."""
+        if self._reservation:
             entries = list(read_entries(self._journal)) if self._journal else []
             again = [entry.round for entry in entries if entry.again]
             counted = len({entry.round for entry in entries}) + len(again)
-            self._booking.begin(folder, counted, again, self._parts)
+            self._reservation.begin(folder, counted, again, self._parts)
 
     def attach(
         self,
@@ -189,8 +189,8 @@ class PrivacyAccount:
         said, costs = said_of(steps, self.run.unit), list(map(vars, self.costs))
         folder.write_text(PREPARATION, json.dumps({"steps": said, "costs": costs}, indent=2) + "\n")
         self._write_summary(folder)
-        if self._booking:
-            self.book(folder)
+        if self._reservation:
+            self.reserve(folder)
 
     def _as_planned(self, journal: Journal) -> None:
         """See this run as it was planned: T at first, and the parts that were added to it."""
@@ -213,8 +213,8 @@ class PrivacyAccount:
             return
         assert self._journal is not None
         parts = self._parts.extended(rounds)
-        if self._booking:
-            self._booking.extend(parts)
+        if self._reservation:
+            self._reservation.extend(parts)
         self._withdraw_statement()
         self._journal.append({EXTENDS: rounds})
         self._parts, self._by_part = parts, ()
@@ -240,8 +240,8 @@ class PrivacyAccount:
         reason, again = "", round <= self._replay_until
         if self._target:
             reason = self._target.refuses(round, again, self.ledger, self._parts)
-        if not reason and self._booking:
-            reason = self._booking.refuses(round, again=again)
+        if not reason and self._reservation:
+            reason = self._reservation.refuses(round, again=again)
         planned = self.setting.plan.rounds
         return f"halted after round {round - 1} of {planned}: {reason}" if reason else ""
 
@@ -268,8 +268,8 @@ class PrivacyAccount:
             self._enter({**line, "ahead": True} if ahead else line, last=not ahead)
         self._released = self._released if ahead else max(self._released, round)
         self._record(round, active, again)
-        if self._booking:
-            self._booking.participate(round, again)
+        if self._reservation:
+            self._reservation.participate(round, again)
         return np.array(active, dtype=np.int64)
 
     def count_rest(self, randomness: Randomness) -> None:
@@ -372,10 +372,8 @@ class PrivacyAccount:
         if not (self.setting.secret and self.setting.draw_given):
             return {}
         if self._parts.several:
-            charged = (
-                part.charged(priced(self.costs, k)) for k, part in enumerate(self._part_ledgers())
-            )
-            return {"epsilon_everybody": float(spent_by_users(tuple(charged)).max())}
+            charged = charged_parts(self._part_ledgers(), self.costs)
+            return {"epsilon_everybody": float(spent_by_users(charged).max())}
         ends = self.refusal or round >= self.setting.plan.rounds
         return {"epsilon_everybody": self.ledger.largest() if ends else self.ledger.shown()}
 

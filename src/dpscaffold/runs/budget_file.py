@@ -12,13 +12,13 @@ event           what it says
 ``participate`` one ``round`` of a run, before its uploads are used; ``again`` with fresh noise
 =============== ==================================================================================
 
-A grant is booked before a run begins and never given back: whether a run was stopped may depend on
-what it showed. Rounds that a crash makes a run release again need a further grant, named after the
-run. All grants add, ε and δ: this holds for mechanisms chosen after seeing what the earlier ones
-showed, each with parameters fixed before it runs (Rogers, Roth, Ullman, Vadhan 2016).
+A grant is reserved before a run begins and never given back: whether a run was stopped may depend
+on what it showed. Rounds that a crash makes a run release again need a further grant, named after
+the run. All grants add, ε and δ: this holds for mechanisms chosen after seeing what the earlier
+ones showed, each with parameters fixed before it runs (Rogers, Roth, Ullman, Vadhan 2016).
 
-Every booking takes a lock, reads the file, checks it and is on the disk when it returns, so runs in
-several processes can share one file.
+Every reservation takes a lock, reads the file, checks it and is on the disk when it returns, so
+runs in several processes can share one file.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from dpscaffold.errors import BadInput
+from dpscaffold.privacy.composition import added
 from dpscaffold.privacy.showing import round_up
 from dpscaffold.runs.journal import Anchor, Journal
 
@@ -90,8 +91,8 @@ ACCOUNT = ("unit", "neighbours", "noise_seed")
 
 
 @dataclass(frozen=True)
-class BookedRound:
-    """One round of a run, booked before its uploads are used."""
+class BudgetRound:
+    """One round of a run, recorded before its uploads are used."""
 
     run: str
     round: int
@@ -112,7 +113,7 @@ class BudgetFileContents:
     def spent(self) -> tuple[float, float]:
         """(Σε, Σδ) over all grants."""
         grants = self.grants.values()
-        return math.fsum(g.epsilon for g in grants), math.fsum(g.delta for g in grants)
+        return added(g.epsilon for g in grants), added(g.delta for g in grants)
 
     @property
     def left(self) -> tuple[float, float]:
@@ -124,8 +125,8 @@ class BudgetFileContents:
         """Whether this grant stays within the total."""
         grants = [*self.grants.values(), grant]
         return (
-            math.fsum(g.epsilon for g in grants) <= self.epsilon
-            and math.fsum(g.delta for g in grants) <= self.delta
+            added(g.epsilon for g in grants) <= self.epsilon
+            and added(g.delta for g in grants) <= self.delta
         )
 
     def of(self, run: str) -> list[BudgetGrant]:
@@ -154,10 +155,10 @@ class BudgetFile:
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "budget.jsonl"
     >>> allowance = BudgetFile.open(path, epsilon=1.0, delta=1e-5)
-    >>> allowance.book(BudgetGrant("a", 0.6, 2e-6, 100, "record", "replace-one"))
-    >>> allowance.participate(BookedRound("a", 1), after=0)
-    >>> book = BudgetFile(path).read()
-    >>> [round(left, 9) for left in book.left], book.participations
+    >>> allowance.reserve(BudgetGrant("a", 0.6, 2e-6, 100, "record", "replace-one"))
+    >>> allowance.participate(BudgetRound("a", 1), after=0)
+    >>> contents = BudgetFile(path).read()
+    >>> [round(left, 9) for left in contents.left], contents.participations
     ([0.4, 8e-06], {'a': 1})
     """
 
@@ -200,29 +201,29 @@ class BudgetFile:
     def read(self) -> BudgetFileContents:
         """The file as it stands, verified."""
         with self._locked():
-            return self._book()
+            return self._contents()
 
-    def book(self, grant: BudgetGrant) -> None:
+    def reserve(self, grant: BudgetGrant) -> None:
         """Grant a run what it may spend, or refuse; on the disk when this returns."""
         with self._locked():
-            book = self._book()
-            self._check(book, grant)
+            contents = self._contents()
+            self._check(contents, grant)
             self._append(grant.to_line())
 
-    def participate(self, participation: BookedRound, after: int) -> None:
+    def participate(self, participation: BudgetRound, after: int) -> None:
         """Enter one round of a granted run, before its uploads are used.
 
-        ``after`` is how many of its rounds the caller knows to be booked: more mean that a copy of
-        the run is at work too, and the round is refused.
+        ``after`` is how many of its rounds the caller knows to be recorded: more mean that a copy
+        of the run is at work too, and the round is refused.
         """
         with self._locked():
             if self._journal is None or not self._journal.untouched:
-                booked = self._book().participations.get(participation.run, 0)
-                if booked != after:
+                recorded = self._contents().participations.get(participation.run, 0)
+                if recorded != after:
                     raise BadInput(
                         "run-copied",
-                        f"{self.path} records {booked} rounds of this run where {after} are known "
-                        f"here: a copy of the run has gone on; let only that one run",
+                        f"{self.path} records {recorded} rounds of this run where {after} are "
+                        f"known here: a copy of the run has gone on; let only that one run",
                     )
             self._append({"event": "participate", **asdict(participation)})
 
@@ -232,16 +233,16 @@ class BudgetFile:
             return self._current().follows(anchor)
 
     def check(self, grant: BudgetGrant) -> None:
-        """Refuse what :meth:`book` would refuse, and book nothing."""
+        """Refuse what :meth:`reserve` would refuse, and reserve nothing."""
         with self._locked():
-            self._check(self._book(), grant)
+            self._check(self._contents(), grant)
 
-    def _check(self, book: BudgetFileContents, grant: BudgetGrant) -> None:
-        if grant.run in book.grants:
+    def _check(self, contents: BudgetFileContents, grant: BudgetGrant) -> None:
+        if grant.run in contents.grants:
             raise BadInput(
                 "grant-exists", f"{self.path} holds a grant of the run {grant.run} already"
             )
-        for other in book.grants.values():
+        for other in contents.grants.values():
             if (other.unit, other.neighbours) != (grant.unit, grant.neighbours):
                 raise BadInput(
                     "units-differ",
@@ -256,19 +257,19 @@ class BudgetFile:
                     f"one would repeat: nothing is guaranteed about both; give another "
                     f"plan.seed, or secret noise",
                 )
-        if not book.fits(grant):
-            epsilon, delta = book.left
+        if not contents.fits(grant):
+            epsilon, delta = contents.left
             raise BadInput(
                 "budget-too-small",
-                f"{self.path} has epsilon = {epsilon:.6g} of {book.epsilon:g} and delta = "
-                f"{delta:.3g} of {book.delta:g} left, and {grant.rounds} rounds would take "
+                f"{self.path} has epsilon = {epsilon:.6g} of {contents.epsilon:g} and delta = "
+                f"{delta:.3g} of {contents.delta:g} left, and {grant.rounds} rounds would take "
                 f"epsilon = {round_up(grant.epsilon, 6)} and delta = {grant.delta:.3g}; take fewer "
                 f"rounds, more noise or a smaller privacy.delta",
             )
 
     @contextmanager
     def _locked(self, new: bool = False) -> Iterator[None]:
-        """One booking at a time, over all processes; each is short, so others wait."""
+        """One reservation at a time, over all processes; each is short, so others wait."""
         if not new and not self.path.is_file():
             raise BadInput(
                 "not-a-budget-file",
@@ -293,7 +294,7 @@ class BudgetFile:
         self._journal = self._journal or Journal(self.path)
         self._journal.append({**line, "time": datetime.now(UTC).isoformat(timespec="seconds")})
 
-    def _book(self) -> BudgetFileContents:
+    def _contents(self) -> BudgetFileContents:
         journal = self._current()
         grants: dict[str, BudgetGrant] = {}
         participations: dict[str, int] = {}

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import hmac
 import json
 import os
 import secrets
@@ -51,6 +52,18 @@ class Anchor:
         raise BadInput(
             "ledger-damaged", f"{where} does not name the head of its journal; restore it"
         )
+
+    @classmethod
+    def read_all(cls, values: object, where: str) -> tuple[Anchor, ...]:
+        """The same of a list; a single one is a list of one."""
+        given = values if isinstance(values, list | tuple) else [values]
+        return tuple(one if isinstance(one, cls) else cls.read(one, where) for one in given)
+
+    def keyed(self, key: bytes) -> Anchor:
+        """The anchor with a keyed hash of its head, from which nobody without the key learns
+        anything of the journal."""
+        content = f"{self.lines} {self.head}".encode()
+        return Anchor(self.lines, hmac.new(key, content, hashlib.sha256).hexdigest())
 
 
 @dataclass(frozen=True)
@@ -122,7 +135,19 @@ class Journal:
 
     def follows(self, anchor: Anchor) -> bool:
         """Whether the journal begins with the lines that the anchor was taken of."""
-        return 0 <= anchor.lines <= len(self) and self._heads[anchor.lines] == anchor.head
+        return self.anchor_at(anchor.lines) == anchor
+
+    def unknown(self, keyed: object, key: bytes, where: str) -> list[Anchor]:
+        """Those of the keyed anchors, which may be JSON values, that this journal never had."""
+        return [one for one in Anchor.read_all(keyed, where) if not self._had(one, key)]
+
+    def _had(self, keyed: Anchor, key: bytes) -> bool:
+        anchor = self.anchor_at(keyed.lines)
+        return anchor is not None and anchor.keyed(key) == keyed
+
+    def anchor_at(self, lines: int) -> Anchor | None:
+        """The anchor after this many lines; None where there are fewer."""
+        return Anchor(lines, self._heads[lines]) if 0 <= lines <= len(self) else None
 
     def lines(self) -> Iterator[dict[str, Any]]:
         """What was appended, in order, read from the file and verified once more."""

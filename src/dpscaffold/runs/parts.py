@@ -4,20 +4,16 @@ T is fixed before a run begins. Where a larger T is chosen later, perhaps after 
 out, the rounds beyond the first T are a mechanism of their own, chosen adaptively: the ε and the δ
 of the parts add (Rogers, Roth, Ullman, Vadhan 2016), as those of two runs do. Where the larger T
 was fixed in advance (``plan.max_rounds``) there is one part, of all rounds.
-
-What preparing the data has cost is spent once, by the first part.
+:mod:`dpscaffold.privacy.composition` adds.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-import numpy as np
-
-from dpscaffold.privacy import Cost, Ledger
-from dpscaffold.privacy.ledger import spent
+from dpscaffold.privacy import Ledger
+from dpscaffold.privacy.composition import added
 
 
 @dataclass(frozen=True)
@@ -79,42 +75,6 @@ class Parts:
         return tuple(whole.within(first, last) for first, last in self.spans)
 
 
-def allowed_in_parts(
-    parts: Sequence[Ledger], place: int, costs: Sequence[Cost], users: Sequence[int]
-) -> list[int]:
-    """Those of the drawn users whose participation in part ``place`` keeps Σ_k ε_k(n_k), over the
-    n_k times that they took part in each part, within the ε of a user; in their order.
-
-    It rests on counts and public numbers alone, as within one part. Where ``max_participations``
-    is set it holds over all parts together.
-
-    >>> from dpscaffold.privacy import describe
-    >>> run = describe(rounds=9, local_steps=2, users=4, cohort_size=4, records=50, batch_sizes=5,
-    ...                noise=4.0)
-    >>> once, twice = (spent(run, n, run.group_of(0)) for n in (1, 2))
-    >>> first, second = Ledger(run, twice), Ledger(run, twice)
-    >>> first.record(1, [0, 1]); first.record(2, [0])
-    >>> twice < 2 * once, allowed_in_parts([first, second], 1, (), [3, 1, 0])
-    (True, [3])
-    """
-    now, most = parts[place], parts[place].run.max_participations
-    budget = now.user_budget
-    taken = np.sum([part.participations for part in parts], axis=0)
-    elsewhere = np.zeros(now.run.users)
-    for k, part in enumerate(parts):
-        if k != place:
-            elsewhere += part.charged(priced(costs, k)).epsilons()
-
-    def fits(user: int) -> bool:
-        if most is not None and taken[user] >= most:
-            return False
-        next_count = int(now.participations[user]) + 1
-        one = spent(now.run, next_count, now.run.group_of(user), priced(costs, place))
-        return budget is None or elsewhere[user] + one <= budget
-
-    return [user for user in users if fits(user)]
-
-
 #: ε of this many rounds of a part, and of those of them that were run again.
 Price = Callable[[int, int, tuple[int, ...]], float]
 
@@ -128,9 +88,4 @@ def spent_in_parts(parts: Parts, whole: Ledger, price: Price, round: int, again:
         done = max(0, min(rounds, last) - first + 1)
         if done:
             total.append(price(k, done, repeats))
-    return math.fsum(total)
-
-
-def priced(costs: Sequence[Cost], part: int) -> tuple[Cost, ...]:
-    """What a part has spent besides its rounds."""
-    return tuple(costs) if part == 0 else ()
+    return added(total)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dpscaffold.privacy import Cost, Ledger, Mechanism, PrivacyError, largest_rounds
-from dpscaffold.runs.parts import Parts, priced, spent_in_parts
+from dpscaffold.privacy.composition import costs_of_part
+from dpscaffold.runs.parts import Parts, spent_in_parts
 from dpscaffold.setting.budget import Budget
 
 
@@ -52,4 +53,4 @@ class EpsilonTarget:
     def _spent(self, part: int, rounds: int, repeats: tuple[int, ...]) -> float:
         """ε of this many rounds of a part."""
         bound = self.budget.bound(self.run, repeats)
-        return bound.epsilon(self.run, rounds, priced(self.costs, part), repeats)
+        return bound.epsilon(self.run, rounds, costs_of_part(self.costs, part), repeats)

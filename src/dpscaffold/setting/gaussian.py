@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, get_args
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from dpscaffold.checks import choice, number
 from dpscaffold.errors import BadInput
@@ -13,14 +13,13 @@ from dpscaffold.privacy.describe import Delta, choose_relation, describe
 from dpscaffold.privacy.mechanism import (
     LEAST_NOISE,
     MOST_NOISE,
-    Clip,
+    GaussianMechanism,
     Mechanism,
     Relation,
-    Sampling,
-    Unit,
     Weighting,
     unusable_noise,
 )
+from dpscaffold.privacy.record import read_value
 from dpscaffold.setting.budget import View
 
 if TYPE_CHECKING:
@@ -30,13 +29,16 @@ if TYPE_CHECKING:
 #: Clip bounds that float32 can hold, together with C/‖g‖ and sums of many gradients of length C.
 _CLIPS = (1e-20, 1e30)
 
+#: Fields from which the noise is solved. They are not stored.
+SOLVED = ("epsilon", "view")
+
 
 class _Default(float):
     """A default that can be told from the same number given by hand."""
 
 
 @dataclass(frozen=True)
-class Gaussian:
+class Gaussian(GaussianMechanism):
     """Clip every per-example gradient to C, then add Gaussian noise to the batch's mean.
 
     One step releases H̃ = (1/b)Σ_j g_j/max(1, ‖g_j‖/C) + (2C/b)·N(0, σ_g²I), the norm being over
@@ -59,14 +61,11 @@ class Gaussian:
             noise that keeps it, as a configuration does.
         view: The adversary that ``epsilon`` is against; by default the budget's.
 
-    >>> Gaussian(clip=1.0, noise=60.0).scale(clip=1.0, batch=800)
-    0.15
+    >>> Gaussian(clip=1.0, noise=60.0).to_json()["noise"]
+    60.0
     """
 
-    clip: Clip = 1.0
     noise: float = _Default(1.0)
-    sampling: Sampling = "fixed"
-    unit: Unit = "record"
     secret: bool = False
     neighbours: Relation | None = None
     epsilon: float | None = None
@@ -129,12 +128,37 @@ class Gaussian:
                 f"{self.epsilon}); leave one out",
             )
 
-    def scale(self, clip: Any, batch: Any) -> Any:
-        """The standard deviation of the noise on the mean: 2Cσ_g/b, or 2Cσ_g towards whole
-        users."""
-        if self.noise == 0:
-            return 0.0 * batch
-        return 2 * clip * self.noise / (batch if self.unit == "record" else 1)
+    def to_json(self) -> dict[str, Any]:
+        """What an offer and a ledger hold: plain JSON values, with the noise that was solved
+        for."""
+        if self.epsilon is not None:
+            raise BadInput(
+                "epsilon-without-sizes",
+                "an offer names the noise; epsilon is solved for sizes, so give noise",
+            )
+        values = {name: getattr(self, name) for name in STORED}
+        clip = self.clip if self.clip == "median" else float(self.clip)
+        return {**values, "clip": clip, "noise": float(self.noise)}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Gaussian:
+        """The inverse of :meth:`to_json`; every type is checked, and unknown keys are refused.
+
+        >>> given = Gaussian(2.0, 3.0, "poisson", secret=True, neighbours="zero-out")
+        >>> Gaussian.from_json(given.to_json()) == given
+        True
+        """
+        known, kinds = set(STORED), get_type_hints(cls)
+        if not isinstance(values, Mapping):
+            raise BadInput("wrong-type", f"privacy is {values!r:.60}; give a table")
+        for name in values:
+            if name not in known and values[name] is not None:
+                raise BadInput("unknown-key", f"privacy.{name} is not a key of a mechanism")
+        missing = known - values.keys() - {"neighbours"}
+        if missing:
+            raise BadInput("missing-key", f"privacy lacks {', '.join(sorted(missing))}")
+        read = {n: read_value(kinds[n], values[n], f"privacy.{n}") for n in known & values.keys()}
+        return cls(**read)
 
     def run(
         self,
@@ -193,3 +217,7 @@ class Gaussian:
             secure=None if secure is None else secure.terms(cohort_size),
             voids=0 if secure is None else secure.voids,
         )
+
+
+#: The fields of a mechanism whose noise is known.
+STORED = tuple(one.name for one in fields(Gaussian) if one.name not in SOLVED)

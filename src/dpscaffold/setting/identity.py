@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from dpscaffold.algorithms import Algorithm
@@ -15,14 +15,25 @@ from dpscaffold.tasks import Task
 DEPTH = 5
 
 
-def describe_task(task: Task) -> dict[str, Any]:
+@dataclass(frozen=True)
+class PartIdentity:
+    """What identifies a task or an algorithm: its parts by name, each as plain JSON values."""
+
+    parts: tuple[tuple[str, Any], ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return dict(self.parts)
+
+
+def task_identity(task: Task) -> PartIdentity:
     """A task's name, its size, and its loss with the numbers that it holds."""
-    described = {"kind": task.name, "parameters": task.parameters}
     loss = getattr(task, "loss", None)
-    return described if loss is None else {**described, "loss": _part(loss)}
+    held = () if loss is None else (("loss", _part(loss)),)
+    return PartIdentity((("kind", task.name), ("parameters", task.parameters), *held))
 
 
-def describe_algorithm(algorithm: Algorithm) -> dict[str, Any]:
+def algorithm_identity(algorithm: Algorithm) -> PartIdentity:
     """An algorithm's name, its parts and every number that can be seen in them.
 
     A part is a function, named; a value (a dataclass, a ``functools.partial``, a function with
@@ -30,14 +41,16 @@ def describe_algorithm(algorithm: Algorithm) -> dict[str, Any]:
     global variable say, cannot be told apart.
 
     >>> from dpscaffold import fedprox
-    >>> describe_algorithm(fedprox(0.1))["direction"]["mu"]
+    >>> algorithm_identity(fedprox(0.1)).to_json()["direction"]["mu"]
     0.1
     """
-    return {
-        field.name: _part(value)
-        for field in fields(algorithm)
-        if field.init and (value := getattr(algorithm, field.name)) not in (None, ())
-    }
+    return PartIdentity(
+        tuple(
+            (field.name, _part(value))
+            for field in fields(algorithm)
+            if field.init and (value := getattr(algorithm, field.name)) not in (None, ())
+        )
+    )
 
 
 def _digest_of_list(plain: Any) -> Any:
@@ -58,7 +71,7 @@ def _part(value: Any, depth: int = DEPTH) -> Any:
     if isinstance(value, Mapping):
         return {str(key): _part(item, depth - 1) for key, item in value.items()}
     if isinstance(value, Algorithm):
-        return describe_algorithm(value)
+        return algorithm_identity(value).to_json()
     return _object(value, depth)
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dpscaffold.algorithms import Algorithm, Known
-from dpscaffold.algorithms.base import RidgeRule
+from dpscaffold.algorithms.base import MomentRule, RidgeRule
 from dpscaffold.algorithms.fedavg import add_mean_move
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.roster import Roster
@@ -26,11 +26,12 @@ from dpscaffold.randomness.seeds import Seed, origin_of
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.setting.budget import Budget, View
 from dpscaffold.setting.gaussian import Gaussian
-from dpscaffold.setting.identity import describe_algorithm, describe_task
+from dpscaffold.setting.identity import algorithm_identity, task_identity
 from dpscaffold.setting.plan import ONE_ROUND, Plan
 from dpscaffold.setting.secure import Secure, SumPlan
 from dpscaffold.tasks import Task
 from dpscaffold.tasks.fitting import check_task
+from dpscaffold.tasks.moments import MomentSums
 from dpscaffold.tasks.ridge import ridge_task
 
 
@@ -131,11 +132,18 @@ class Setting:
                 f"high",
             )
 
-    def _set_sums(self, rule: RidgeRule) -> None:
-        """The task of the sums, with the penalty that the noise asks for."""
+    def _set_sums(self, rule: RidgeRule | MomentRule) -> None:
+        """The task of the sums; that of ridge regression with the penalty that the noise asks
+        for."""
         privacy = self.privacy
         relation: Relation = "zero-out" if self.sampling == "poisson" else "replace-one"
         bound = 1.0 if privacy is None else float(privacy.clip)
+        if isinstance(rule, MomentRule):
+            schema = self.roster.schema
+            outputs = max(1, len(schema.target.classes))
+            given = (schema.dimension, rule.kind, rule.norm_bound, relation, bound, outputs)
+            object.__setattr__(self, "task", MomentSums(*given))
+            return
         task, noise = ridge_task(self.task, rule.share, relation, bound), 0.0
         if privacy is not None:  # every user adds 2Cσ_g to its sum, in each scaled coordinate
             noise = 2 * privacy.noise * math.sqrt(self.users) / float(self.sizes.sum())
@@ -316,7 +324,7 @@ class Setting:
         operating system."""
         return Seed.of(self.plan.seed, self.secret)
 
-    @property
+    @cached_property
     def draw_given(self) -> bool:
         """Whether somebody may choose the seed that draws the participants, or know it."""
         return SeedKnowledge(origin_of(self.plan.seed, self.secret)).given
@@ -391,8 +399,8 @@ class Setting:
             limits["secure"] = _given(_fields(self.secure))
         return {
             "data": {"source": "python", "title": self.roster.title},
-            "task": describe_task(self.task),
-            "algorithm": describe_algorithm(self.algorithm),
+            "task": task_identity(self.task).to_json(),
+            "algorithm": algorithm_identity(self.algorithm).to_json(),
             "plan": plan,
             **limits,
         }

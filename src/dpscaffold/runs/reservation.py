@@ -19,8 +19,9 @@ from pathlib import Path
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy import Cost, Ledger, Mechanism, bound_for
 from dpscaffold.privacy.bound import largest_epsilon
+from dpscaffold.privacy.composition import added
 from dpscaffold.privacy.ledger import largest_count
-from dpscaffold.runs.budget_file import BookedRound, BudgetFile, BudgetFileContents, BudgetGrant
+from dpscaffold.runs.budget_file import BudgetFile, BudgetFileContents, BudgetGrant, BudgetRound
 from dpscaffold.runs.folder import RunFolder
 from dpscaffold.runs.journal import Anchor, digest
 from dpscaffold.runs.parts import Parts
@@ -75,17 +76,17 @@ class Prices:
             ledger.record(round - first + 1, drawn.tolist(), again=True)
         return largest_epsilon(ledger.laws(), run.delta, costs)
 
-    def most_rounds(self, book: BudgetFileContents, grant: BudgetGrant) -> int:
-        """The largest number of rounds that the book has room for; 0 where not even one."""
+    def most_rounds(self, contents: BudgetFileContents, grant: BudgetGrant) -> int:
+        """The largest number of rounds that the budget file has room for; 0 where not even one."""
 
         def fits(rounds: int) -> bool:
-            return book.fits(replace(grant, epsilon=self.of(rounds).epsilon, rounds=rounds))
+            return contents.fits(replace(grant, epsilon=self.of(rounds).epsilon, rounds=rounds))
 
         return largest_count(fits, grant.rounds)
 
 
-class BudgetBooking:
-    """The bookings of one run, begun or resumed."""
+class BudgetReservation:
+    """The reservations of one run, begun or resumed."""
 
     def __init__(
         self,
@@ -103,7 +104,7 @@ class BudgetBooking:
         self._name = secrets.token_hex(8)
         self._grants: list[BudgetGrant] = []
         self._again: list[int] = []
-        self._booked = 0
+        self._recorded = 0
 
     def check(self) -> None:
         """Refuse, before anything is written, a run that does not fit."""
@@ -111,17 +112,17 @@ class BudgetBooking:
         try:
             self._allowance.check(grant)
         except BadInput as error:
-            book = self._allowance.read()
-            if book.fits(grant):
+            contents = self._allowance.read()
+            if contents.fits(grant):
                 raise
-            most = self._prices.most_rounds(book, grant)
+            most = self._prices.most_rounds(contents, grant)
             fit = f"{most} would fit" if most else "not even one would fit"
             raise BadInput(error.code, f"{error} ({fit})") from None
 
     def begin(
         self, folder: RunFolder | None, released: int, again: Sequence[int], parts: Parts
     ) -> None:
-        """Book the run's grant, or find the one it has.
+        """Reserve the run's grant, or find the one it has.
 
         ``released`` counts the rounds in its ledger, repeats included; ``again`` are the repeats;
         ``parts`` is how its rounds were planned.
@@ -136,7 +137,7 @@ class BudgetBooking:
             if folder:
                 self._write(folder, None)
             grant = self._asked()
-            self._allowance.book(grant)
+            self._allowance.reserve(grant)
             self._grants = [grant]
         if folder:
             self._write(folder, self._allowance.read().anchor)
@@ -146,7 +147,7 @@ class BudgetBooking:
         if not again:
             return ""
         price = self._price_of_all([*self._again, round])
-        granted = math.fsum(grant.epsilon for grant in self._grants)
+        granted = added(grant.epsilon for grant in self._grants)
         if price > granted:
             more = replace(
                 self._grants[0],
@@ -156,7 +157,7 @@ class BudgetBooking:
                 rounds=1,
             )
             try:
-                self._allowance.book(more)
+                self._allowance.reserve(more)
             except BadInput as error:
                 return f"round {round} would be run again with fresh noise, and {error}"
             self._grants.append(more)
@@ -165,16 +166,16 @@ class BudgetBooking:
     def _price_of_all(self, repeats: Sequence[int]) -> float:
         """ε of all parts, with these rounds run again."""
         spans = [(1, self._rounds), *self._parts.spans[1:]]
-        return math.fsum(
+        return added(
             self._prices.of(last, [r for r in repeats if first <= r <= last], first).epsilon
             for first, last in spans
         )
 
     def extend(self, parts: Parts) -> None:
-        """Book what the last part would spend, ε and δ, or refuse."""
+        """Reserve what the last part would spend, ε and δ, or refuse."""
         first, last = parts.spans[-1]
         granted = sum(grant.rounds for grant in self._grants if grant.delta > 0)
-        if granted < last:  # else it was booked by a process that did not get further
+        if granted < last:  # else it was reserved by a process that did not get further
             price = self._prices.of(last, first=first)
             more = replace(
                 self._grants[0],
@@ -183,14 +184,14 @@ class BudgetBooking:
                 delta=price.delta,
                 rounds=price.rounds,
             )
-            self._allowance.book(more)
+            self._allowance.reserve(more)
             self._grants.append(more)
         self._parts = parts
 
     def participate(self, round: int, again: bool) -> None:
         """Enter a round, before its uploads are used."""
-        self._allowance.participate(BookedRound(self._name, round, again), self._booked)
-        self._booked += 1
+        self._allowance.participate(BudgetRound(self._name, round, again), self._recorded)
+        self._recorded += 1
         if again:
             self._again.append(round)
 
@@ -214,7 +215,7 @@ class BudgetBooking:
 
     def _found(self, saved: dict[str, object], released: int) -> list[BudgetGrant]:
         """The grants of a resumed run, if the file still holds it and nobody else used it."""
-        book, path = self._allowance.read(), self._allowance.path
+        contents, path = self._allowance.read(), self._allowance.path
         if saved.get("anchor") is not None:
             anchor = Anchor.read(saved["anchor"], GRANT)
             if not self._allowance.follows(anchor):
@@ -223,19 +224,19 @@ class BudgetBooking:
                     f"{path} is not the budget file that this run was granted from: its first "
                     f"{anchor.lines} lines were shortened or changed; restore it",
                 )
-        booked = book.participations.get(self._name, 0)
-        if booked > released:
+        recorded = contents.participations.get(self._name, 0)
+        if recorded > released:
             raise BadInput(
                 "run-copied",
-                f"{path} records {booked} rounds of this run and its own ledger {released}: a copy "
-                f"of the run has gone on; resume that one",
+                f"{path} records {recorded} rounds of this run and its own ledger {released}: a "
+                f"copy of the run has gone on; resume that one",
             )
-        self._booked = booked
-        if self._name not in book.grants and released:
+        self._recorded = recorded
+        if self._name not in contents.grants and released:
             raise BadInput(
                 "budget-file-damaged", f"{path} does not hold the grant of this run; restore it"
             )
-        return book.of(self._name)
+        return contents.of(self._name)
 
     def _write(self, folder: RunFolder, anchor: Anchor | None) -> None:
         said = {
