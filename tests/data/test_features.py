@@ -1,10 +1,12 @@
 """Public features: against their definition written out slowly, and wherever models go."""
 
 import math
+import sys
 
 import numpy as np
 import pytest
 import torch
+from refusals import refuses
 
 from dpscaffold.data.features import Hog, RandomFeatures
 from dpscaffold.data.loading import load_federation
@@ -12,7 +14,6 @@ from dpscaffold.data.preparation import fit, preprocess
 from dpscaffold.data.prepared import prepare
 from dpscaffold.data.preprocessing import parse_steps
 from dpscaffold.data.stored import entries, steps
-from dpscaffold.errors import BadInput
 from dpscaffold.models.module import _stage
 
 RNG = np.random.default_rng(7)
@@ -31,7 +32,7 @@ def slow_hog(image: np.ndarray, cell: int, orientations: int) -> np.ndarray:
                 dx = image[c, i, j + 1] - image[c, i, j - 1] if 0 < j < width - 1 else 0.0
                 best = max(best, (math.hypot(dy, dx), dy, dx), key=lambda one: one[0])
             size, dy, dx = best
-            turn = (math.atan2(dy, dx) + math.pi / 2) % math.pi / math.pi * orientations
+            turn = (math.atan2(dy, dx) / (2 * math.pi) + 0.25) % 1 * orientations
             low = math.floor(turn)
             found[low % orientations, i // cell, j // cell] += size * (1 - (turn - low))
             found[(low + 1) % orientations, i // cell, j // cell] += size * (turn - low)
@@ -107,11 +108,19 @@ def test_features_of_images_are_made_by_a_configuration() -> None:
     ],
 )
 def test_steps_that_cannot_be_are_refused(step, sentence) -> None:
-    with pytest.raises(BadInput, match=sentence):
+    with refuses(f"missing-key|out-of-range|wrong-length|wrong-shape: {sentence}"):
         parse_steps([step])
 
 
 def test_a_shape_that_does_not_match_the_columns_is_refused() -> None:
     federation = load_federation({"source": "digits", "users": 4, "preprocess": ["unit-norm"]})
-    with pytest.raises(BadInput, match=r"\[28, 28\].*784 pixels.*64 columns; set shape"):
+    with refuses("wrong-shape: [28, 28] … 784 … 64"):
         preprocess(federation, ["hog:28x28"])
+
+
+def test_an_encoder_without_onnxruntime_names_the_extra(tmp_path, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    (tmp_path / "net.onnx").write_bytes(b"anything")
+    data = {"source": "digits", "users": 4, "preprocess": [f"encoder:{tmp_path / 'net.onnx'}"]}
+    with refuses("package-missing: pip install 'dpscaffold[onnx]'"):
+        load_federation(data)

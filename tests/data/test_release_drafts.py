@@ -18,7 +18,7 @@ from dpscaffold.cli import app
 from dpscaffold.data import load, load_federation, prepare
 from dpscaffold.data.prepared import Ranges
 from dpscaffold.errors import BadInput
-from dpscaffold.models.predict import predict_file
+from dpscaffold.models import predict_files
 
 SHORT = ["--set", "plan.rounds=2", "--set", "plan.learning_rate=0.1", "-q"]
 
@@ -231,7 +231,7 @@ def test_ranges_are_what_scaling_by_hand_does(tmp_path: Path) -> None:
     params = torch.linspace(-1, 1, 14)
     model = load_model(Model.of(mapped, Logistic(6, 2), params).save(tmp_path / "m"))
     assert model.preparation[1] == step
-    assert predict_file(model, tmp_path / "t.csv", tmp_path / "p.csv").incomplete == 0
+    assert predict_files(model, tmp_path / "t.csv", tmp_path / "p.csv").incomplete == 0
     columns = {"age": [70, 40], "stay": [3, 3], "ward": ["A", "B"]}
     days = {"admitted": ["2024-01-01", "2024-01-16"]}
     scores = model.scores({**columns, **days})

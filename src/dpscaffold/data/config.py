@@ -23,11 +23,20 @@ from pydantic import (
 
 from dpscaffold.data.preprocessing import PreprocessingStep, check_order
 from dpscaffold.data.sentences import mistake_of
-from dpscaffold.data.tables.cells import Forms, days, refuse_two_readings
+from dpscaffold.data.tables.cells import (
+    Forms,
+    Spellings,
+    checked_spellings,
+    days,
+    refuse_two_readings,
+)
 from dpscaffold.data.tables.dialect import AUTO, is_many
-from dpscaffold.data.tables.fills import PrivateFill
-from dpscaffold.data.tables.missing import NaStrings, checked_na_strings, refuse_declared
-from dpscaffold.data.tables.spellings import Spellings, checked_spellings
+from dpscaffold.data.tables.missing import (
+    NaStrings,
+    PrivateFill,
+    checked_na_strings,
+    refuse_declared,
+)
 from dpscaffold.errors import BadInput, BadValue, nearest
 from dpscaffold.federation.schema import Kind, Target
 

@@ -33,7 +33,7 @@ class Hog:
 
     ``shape`` is (height, width), or (channels, height, width) as in PyTorch; of several channels
     the one with the largest gradient counts at each pixel. Every ``cell`` × ``cell`` pixels give
-    one histogram of ``orientations`` bins over half a turn. Pixels are expected in [0, 1].
+    one histogram of ``orientations`` bins over a full turn. Pixels are expected in [0, 1].
 
     >>> Hog((28, 28))(np.zeros((2, 784), np.float32)).shape
     (2, 392)
@@ -112,7 +112,8 @@ class Hog:
         down, across = pad(down, margin), pad(across, margin)
         magnitude = (down.square() + across.square()).sqrt()
         steep = down / torch.where(across == 0, torch.full_like(across, 1e-12), across)
-        place = (steep.atan() / math.pi + 0.5) * self.orientations
+        turn = steep.atan() / (2 * math.pi) + 0.25 + 0.5 * (across < 0)
+        place = turn * self.orientations
         return torch.cat([self._bin(place, magnitude, at) for at in range(self.orientations)], 1)
 
     def _bin(self, place: Tensor, magnitude: Tensor, at: int) -> Tensor:
@@ -121,7 +122,7 @@ class Hog:
         from torch.nn.functional import avg_pool2d
 
         apart = (place - at).abs()
-        if at == 0:  # half a turn is where it began
+        if at == 0:  # a full turn ends where it began
             apart = torch.minimum(apart, self.orientations - apart)
         shares = magnitude * (1 - apart).clamp_min(0)
         return avg_pool2d(shares[:, None], self.cell) * self.cell**2

@@ -49,10 +49,10 @@ from dpscaffold.data.sources.arrays import read_npz
 from dpscaffold.data.sources.leaf import read_leaf
 from dpscaffold.data.storage import load, save
 from dpscaffold.data.synthesis import synthetic
+from dpscaffold.data.tables.cells import Spellings
 from dpscaffold.data.tables.dialect import Dialect
-from dpscaffold.data.tables.fills import PrivateFill
 from dpscaffold.data.tables.guesses import Identifiers
-from dpscaffold.data.tables.missing import NaStrings
+from dpscaffold.data.tables.missing import NaStrings, PrivateFill
 from dpscaffold.data.tables.scan import (
     Scan,
     feature_blocks,
@@ -61,7 +61,6 @@ from dpscaffold.data.tables.scan import (
     scan_table,
 )
 from dpscaffold.data.tables.source import TableSource
-from dpscaffold.data.tables.spellings import Spellings
 from dpscaffold.data.writer import FederationWriter, require_free
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation, Records

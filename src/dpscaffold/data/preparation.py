@@ -16,11 +16,13 @@ import numpy as np
 import torch
 
 from dpscaffold.data import prepared
+from dpscaffold.data.encoder import Encoder
 from dpscaffold.data.features import Hog, RandomFeatures
 from dpscaffold.data.prepared import Project, Shift, applied, transformed
 from dpscaffold.data.preprocessing import (
     Centre,
     ClipNormSettings,
+    EncoderSettings,
     FittedStep,
     HogSettings,
     Pca,
@@ -110,6 +112,8 @@ def _fit(
         return prepared.ClipNorm(step.norm)
     if isinstance(step, HogSettings):
         return Hog(step.shape, step.cell, step.orientations)
+    if isinstance(step, EncoderSettings):
+        return Encoder.read(step.path, step.sha256)
     if isinstance(step, RandomFeaturesSettings):
         columns = len(next(transformed(features[:1], before))[0])
         return RandomFeatures.drawn(columns, step.features, step.scale, step.seed)
@@ -207,10 +211,7 @@ class _Source:
             total = noised_moments(
                 total, self._bound(), self._spend("principal components", 2**0.5), self.rng
             )
-        _, vectors = np.linalg.eigh(total / self.count)
-        basis = vectors[:, ::-1][:, :count]
-        signs = np.sign(basis[np.abs(basis).argmax(axis=0), np.arange(count)])
-        return np.ascontiguousarray((basis * signs).astype(np.float32))
+        return leading_components(total / self.count, count)
 
     def cost(self, name: str) -> Cost | None:
         """What all releases of the step spent together."""
@@ -263,6 +264,15 @@ class _Source:
                 f"{shape} finite numbers",
             )
         return value
+
+
+def leading_components(moments: np.ndarray, count: int) -> np.ndarray:
+    """The leading eigenvectors of a matrix (d, d), (d, k) float32, by falling eigenvalue; the
+    largest entry of each is positive."""
+    _, vectors = np.linalg.eigh(moments)
+    basis = vectors[:, ::-1][:, :count]
+    signs = np.sign(basis[np.abs(basis).argmax(axis=0), np.arange(basis.shape[1])])
+    return np.ascontiguousarray((basis * signs).astype(np.float32))
 
 
 def _given(step: FittedStep) -> dict[str, Any]:

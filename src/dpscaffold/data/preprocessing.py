@@ -32,7 +32,7 @@ def _as_text(path: Any) -> Any:
     return str(path) if isinstance(path, Path) else path
 
 
-def _as_shape(shape: Any) -> Any:
+def as_shape(shape: Any) -> Any:
     """``"28x28"`` as a shape; lists pass through."""
     if not isinstance(shape, str):
         return shape
@@ -68,7 +68,7 @@ class HogSettings(StepSettings):
     """Images as histograms of oriented gradients, for rows of pixels. Needs no fit."""
 
     step: Literal["hog"] = "hog"
-    shape: Annotated[tuple[int, ...], BeforeValidator(_as_shape), Field(min_length=2, max_length=3)]
+    shape: Annotated[tuple[int, ...], BeforeValidator(as_shape), Field(min_length=2, max_length=3)]
     """The size of an image: height and width, or channels, height and width. Example:
     ``[28, 28]``"""
     cell: int = Field(default=4, ge=2)
@@ -108,6 +108,18 @@ class RandomFeaturesSettings(StepSettings):
     at the records. Example: ``1.0``"""
     seed: int = Field(default=0, ge=0)
     """The public seed of the random directions. Example: ``0``"""
+
+
+class EncoderSettings(StepSettings):
+    """Features from a frozen network in an ONNX file, which must not have been trained on these
+    records. Needs no fit, and the extra ``onnx``."""
+
+    step: Literal["encoder"] = "encoder"
+    path: Annotated[str, BeforeValidator(_as_text)]
+    """The ONNX file, with one input whose first dimension is free. Example: ``"encoder.onnx"``"""
+    sha256: str | None = Field(default=None, pattern=r"^[0-9a-fA-F]{64}$")
+    """The file's SHA-256; another file is refused. Example:
+    ``"9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"``"""
 
 
 class FittedStep(StepSettings):
@@ -248,16 +260,18 @@ STEPS: dict[str, type[StepSettings]] = {
     "pca": Pca,
     "hog": HogSettings,
     "random-features": RandomFeaturesSettings,
+    "encoder": EncoderSettings,
 }
 _ARGUMENT: dict[str, tuple[str, Callable[[str], Any]]] = {
     "pca": ("components", int),
     "clip-norm": ("norm", float),
     "hog": ("shape", str),
     "random-features": ("features", int),
+    "encoder": ("path", str),
 }
 
 
-def _expand(value: Any) -> Any:
+def expanded(value: Any) -> Any:
     """``"pca:60"`` as ``{"step": "pca", "components": 60}``; tables and steps pass through."""
     if isinstance(value, str):
         name, _, argument = value.partition(":")
@@ -293,9 +307,10 @@ PreprocessingStep = Annotated[
     | ClipNormSettings
     | Pca
     | HogSettings
-    | RandomFeaturesSettings,
+    | RandomFeaturesSettings
+    | EncoderSettings,
     Field(discriminator="step"),
-    BeforeValidator(_expand),
+    BeforeValidator(expanded),
 ]
 
 

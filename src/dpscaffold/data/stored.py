@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from dpscaffold.data.encoder import Encoder
 from dpscaffold.data.features import Hog, RandomFeatures
 from dpscaffold.data.prepared import ClipNorm, Project, Ranges, Scale, Shift, Standardised, UnitNorm
 from dpscaffold.data.tables.codec import Coding
@@ -36,6 +37,7 @@ KINDS: dict[str, type[Any]] = {
     "ranges": Ranges,
     "hog": Hog,
     "random features": RandomFeatures,
+    "encoder": Encoder,
     "coding": Coding,
     "remark": Remark,
 }

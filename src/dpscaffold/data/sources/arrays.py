@@ -15,7 +15,7 @@ from dpscaffold.data.pool import Pool, assemble
 from dpscaffold.data.preparation import preprocess as _preprocess
 from dpscaffold.data.prepared import Scale
 from dpscaffold.data.preprocessing import StepSettings
-from dpscaffold.data.tables.labels import LABELS_READ, by_value
+from dpscaffold.data.tables.codec import LABELS_READ, by_value
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation import Federation
 from dpscaffold.federation.labels import pack

@@ -32,7 +32,7 @@ from dpscaffold.federation import Federation
 TITLE = "your data"
 
 
-class Held(TabularFile):
+class ObjectSettings(TabularFile):
     """The keys of ``[data]`` for data that are held already; ``many``: one object per user."""
 
     source: Literal["held"] = "held"
@@ -89,12 +89,12 @@ def federation_of(
     return federation_of_pool(pool, settings, notify)
 
 
-def _settings(label: Any, user: str | None, many: bool, keys: Mapping[str, Any]) -> Held:
+def _settings(label: Any, user: str | None, many: bool, keys: Mapping[str, Any]) -> ObjectSettings:
     given = {"label": label} if label is not None else {}
     try:
-        return Held.model_validate({**given, "user": user, "many": many, **keys})
+        return ObjectSettings.model_validate({**given, "user": user, "many": many, **keys})
     except ValidationError as problem:
-        raise BadInput(*mistake_of(problem, Held, "data")) from None
+        raise BadInput(*mistake_of(problem, ObjectSettings, "data")) from None
 
 
 def _refuse_splits(data: Mapping[Any, Any]) -> None:
@@ -169,7 +169,7 @@ def _require_rows(name: str, data: Any) -> None:
         )
 
 
-def _pool(objects: Mapping[str, Any], many: bool, label: Any, settings: Held) -> Pool:
+def _pool(objects: Mapping[str, Any], many: bool, label: Any, settings: ObjectSettings) -> Pool:
     """All records: of tables by their columns, of other datasets as rows of numbers."""
     for name, one in objects.items():
         _require_rows(name, one)
@@ -183,7 +183,9 @@ def _pool(objects: Mapping[str, Any], many: bool, label: Any, settings: Held) ->
     return _pool_of_tables(objects, many, label, settings)
 
 
-def _pool_of_tables(objects: Mapping[str, Any], many: bool, label: Any, settings: Held) -> Pool:
+def _pool_of_tables(
+    objects: Mapping[str, Any], many: bool, label: Any, settings: ObjectSettings
+) -> Pool:
     """The records of tables, by their columns."""
     source = table_of(settings)
     tables = tuple((name, arrow_table(one, source.na_values)) for name, one in objects.items())
@@ -251,7 +253,7 @@ def _names(data: Any, label: Any) -> tuple[str, ...]:
     return tuple(getattr((features or {}).get(label), "names", None) or ())
 
 
-def _is_nested(dataset: Any, settings: Held) -> bool:
+def _is_nested(dataset: Any, settings: ObjectSettings) -> bool:
     """Whether a feature of a Hugging Face dataset is a vector or an image."""
     names = settings.features or [n for n in dataset.column_names if n not in settings.exclude]
     schema = dataset.with_format("arrow")[:1].schema
@@ -259,7 +261,9 @@ def _is_nested(dataset: Any, settings: Held) -> bool:
     return any(pa.types.is_nested(k) or isinstance(k, pa.BaseExtensionType) for k in kinds)
 
 
-def _rows(dataset: Any, settings: Held) -> tuple[np.ndarray, np.ndarray, tuple[str, ...], Any]:
+def _rows(
+    dataset: Any, settings: ObjectSettings
+) -> tuple[np.ndarray, np.ndarray, tuple[str, ...], Any]:
     """Features, labels by name, users where a column names them, and what scaled them."""
     if not isinstance(settings.label, str):
         raise BadInput(
@@ -292,7 +296,7 @@ def _items(name: str, dataset: Any) -> tuple[np.ndarray, np.ndarray, tuple[str, 
     return x, y, (), None
 
 
-def _refuse_column_keys(settings: Held) -> None:
+def _refuse_column_keys(settings: ObjectSettings) -> None:
     stray = [k for k in ("categories", "dates") if getattr(settings, k)]
     stray += ["missing"] if settings.missing != "refuse" else []
     stray += [key for key in ("na_values", "values") if getattr(settings, key)]
@@ -306,7 +310,7 @@ def _refuse_column_keys(settings: Held) -> None:
 def _stacked(
     parts: Mapping[str, tuple[np.ndarray, np.ndarray, tuple[str, ...], Any]],
     many: bool,
-    settings: Held,
+    settings: ObjectSettings,
 ) -> Pool:
     """Rows of numbers of all users as one pool."""
     _refuse_column_keys(settings)
@@ -334,7 +338,7 @@ def _says(step: Any) -> bool:
     return type(step).__name__ == "Remark"
 
 
-def _same_classes(parts: Mapping[str, Any], settings: Held) -> tuple[str, ...] | None:
+def _same_classes(parts: Mapping[str, Any], settings: ObjectSettings) -> tuple[str, ...] | None:
     """The classes that the dataset names itself, where all of its partitions do."""
     pools = [pool for *_, pool in parts.values() if pool is not None]
     if settings.target != "class" or not pools:
