@@ -15,8 +15,7 @@ from typer.testing import CliRunner
 
 from dpscaffold import BadInput, recommend
 from dpscaffold.cli import app
-from dpscaffold.planning import Facts, Goal, Limits
-from dpscaffold.planning import recommendation as planning
+from dpscaffold.planning import Facts, Goal, Limits, stages
 from dpscaffold.privacy import RANDOM_PARTICIPATION, calibrate_noise, describe
 
 SMALL = {"users": "12", "records": "60", "features": "6", "classes": "3", "rounds": "40"}
@@ -47,7 +46,7 @@ def plan(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
         assert "\n" not in said
         return said
 
-    monkeypatch.setattr(planning, "search", tried)
+    monkeypatch.setattr(stages, "search", tried)
     return ask
 
 
@@ -83,14 +82,14 @@ def test_an_epsilon_below_what_any_noise_gives(plan):
 
 
 def test_a_delta_below_what_can_be_resolved(plan):
-    said = plan(epsilon=1, delta=1e-13, rounds=400)
-    assert "at delta 1e-13" in said
+    said = plan(epsilon=1, delta=1e-14, rounds=400)
+    assert "at delta 1e-14" in said
     delta = offered(said, "allow a delta of")
     assert plan(epsilon=1, delta=delta, rounds=400) is None
     assert plan(epsilon=1, delta=delta / 10, rounds=400) is not None
     rounds = int(offered(said, "allow at most"))
-    assert plan(epsilon=1, delta=1e-13, rounds=rounds) is None
-    assert plan(epsilon=1, delta=1e-13, rounds=rounds + 1) is not None
+    assert plan(epsilon=1, delta=1e-14, rounds=rounds) is None
+    assert plan(epsilon=1, delta=1e-14, rounds=rounds + 1) is not None
 
 
 def test_a_bound_that_is_not_for_this_sampling(plan):

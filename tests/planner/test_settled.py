@@ -21,7 +21,7 @@ from dpscaffold.planning.facts import Facts, Limits
 from dpscaffold.planning.recommendation import Goal, recommend
 from dpscaffold.planning.surrogate import on_surrogate, surrogate
 from dpscaffold.planning.trial import Bench, StepSizeTrial
-from dpscaffold.privacy import bound_for, statement
+from dpscaffold.privacy import bound_for, round_up, statement
 from dpscaffold.report.planning import plan_lines
 from dpscaffold.setting import Setting
 from dpscaffold.tasks import LOSSES
@@ -40,7 +40,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Surrogates that are not trained on: what is tested here does not depend on scores."""
 
     def scored(self: Bench, asked: list[tuple[Setting, float]]) -> list[StepSizeTrial]:
-        return [StepSizeTrial(rate, (0.5, 0.7) * 2, 0) for _, rate in asked]
+        scores = tuple((0.5, 0.7)[seed] for _ in range(2) for seed in self.seeds)
+        tails = tuple((share, scores) for share in self.tails)
+        return [StepSizeTrial(rate, scores, 0, tails) for _, rate in asked]
 
     monkeypatch.setattr(Bench, "run", scored)
 
@@ -73,6 +75,10 @@ def toml(algorithm: str = "", **more: dict[str, object]) -> str:
         toml("fedavg", privacy={"view": "third-party", "max_participations": 3}),
         toml("fedavg", privacy={"view": "third-party", "user_epsilon": 1.5}),
         toml("scaffold-balanced-warm", plan={"warm_rounds": 2}),
+        toml(secure={"colluders": 1}, plan={"local_steps": 5}),
+        toml(secure={"colluders": 0, "least": 2, "voids": 3}, privacy={"view": "third-party"}),
+        toml(privacy={"unit": "user"}),
+        toml("fedavg", privacy={"unit": "user", "view": "third-party"}, secure={"colluders": 1}),
     ],
 )
 @pytest.mark.usefixtures("quick")
@@ -88,6 +94,32 @@ def test_the_noise_is_that_of_the_run_that_is_written(tmp_path, tables):
     assert run.privacy is not None
     assert said["noise"] == pytest.approx(run.privacy.noise, rel=1e-9)
     assert said["delta"] == run.describe().delta
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_plan_with_secure_sums_says_both_epsilons(tmp_path):
+    """One local step, no memory, and the ε alone that the statement of the run would have."""
+    result = planned(tmp_path, toml(secure={"colluders": 1}, plan={"local_steps": 5}))
+    assert result.exit_code == 0, result.exception
+    written = load(tmp_path / "plan" / "plan.toml")
+    assert written.secure is not None and written.secure.colluders == 1
+    assert written.plan.local_steps == 1 and not written.algorithm.build().memory
+    sizes = tuple(tomllib.loads(FACTS)["facts"]["records"])
+    run = written.setting(Roster(sizes, (), Facts(sizes, 3, 2).roster.schema)).describe()
+    assert run is not None
+    said = statement(run)
+    assert said.alone is not None and said.alone.epsilon is not None
+    plan = json.loads((tmp_path / "plan" / "plan.json").read_text())
+    assert plan["epsilon"]["alone"] == pytest.approx(said.alone.epsilon)
+    assert plan["epsilon"]["value"] == 2.0 >= said.server.epsilon > 1.9  # type: ignore[operator]
+    assert f"ε alone = {round_up(said.alone.epsilon)}" in result.output
+    assert "together with at most 1 site" in result.output
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_plan_with_secure_sums_needs_an_algorithm_that_is_proved(tmp_path):
+    result = planned(tmp_path, toml("scaffold", secure={"colluders": 1}))
+    assert isinstance(result.exception, BadInput) and result.exception.code == "secure-not-proved"
 
 
 @pytest.mark.usefixtures("quick")
@@ -134,7 +166,7 @@ def test_an_algorithm_of_ones_own_keeps_its_name(tmp_path):
                 f"plan.{k}"
                 for k in [
                     *("rounds", "local_steps", "user_ratio", "learning_rate", "averaging"),
-                    "weighting",
+                    *("weighting", "tail"),
                 ]
             ],
         ),

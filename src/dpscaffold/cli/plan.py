@@ -14,10 +14,11 @@ from dpscaffold.cli.usage import interrupted
 from dpscaffold.errors import BadInput
 
 if TYPE_CHECKING:
-    from dpscaffold.config import Configuration
+    from dpscaffold.config import Configuration, FactsSettings
+    from dpscaffold.deployment.server.config import ServerConfiguration
     from dpscaffold.planning.facts import Facts, Limits
     from dpscaffold.planning.recommendation import Goal, Preset
-    from dpscaffold.privacy.mechanism import Sampling
+    from dpscaffold.privacy.mechanism import Sampling, Unit
     from dpscaffold.setting.budget import View
 
 
@@ -41,6 +42,17 @@ def plan_command(
     delta: Annotated[float | None, typer.Option(help="δ. Default: 1/(10 × all records).")] = None,
     sampling: Annotated[
         str | None, typer.Option(help="Batches: poisson (default) or fixed.")
+    ] = None,
+    unit: Annotated[
+        str | None, typer.Option(help="What is protected: record (default) or user.")
+    ] = None,
+    secure_sums: Annotated[
+        bool,
+        typer.Option("--secure-sums", help="Secure sums are available; use them if better."),
+    ] = False,
+    image_shape: Annotated[
+        str | None,
+        typer.Option(help="Size of the images, such as 28x28; the plan then uses hog features."),
     ] = None,
     similarity: Annotated[
         str | None, typer.Option(help="Similarity of the users in per cent, or unknown.")
@@ -81,7 +93,9 @@ def plan_command(
     from rich.console import Console
 
     from dpscaffold.config import parse, read_tables
+    from dpscaffold.deployment.server.config import load_served
     from dpscaffold.engines.machine import pick_device, stop_signals
+    from dpscaffold.planning.asked import facts_of
     from dpscaffold.planning.recommendation import recommend
     from dpscaffold.report import planning
     from dpscaffold.report.tuning_progress import Rounds
@@ -92,11 +106,24 @@ def plan_command(
     _refuse_own_output(config, out)
     tables = read_tables(config) if config else {}
     # keys and values are checked before they are planned on
-    settings = parse(tables, config.parent if config else None)
-    facts = _facts(tables, users, records, features, classes, similarity, row_norm)
-    goal = _goal(tables, epsilon, view, delta, sampling)
+    served = load_served(config) if config and "schema" in tables else None
+    settings = served or parse(tables, config.parent if config else None)
+    asked = _given_facts(
+        served.public_facts().model_dump(exclude_none=True) if served else tables.get("facts", {}),
+        users=users,
+        records=None if records is None else _sizes(records),
+        features=features,
+        classes=classes,
+        similarity=_number_or(similarity, "--similarity", "unknown"),
+        row_norm=_number_or(row_norm, "--row-norm", "none"),
+        image_shape=None if image_shape is None else _shape(image_shape),
+        secure_sums=secure_sums or None,
+    )
+    facts = facts_of(asked)
+    _refuse_own_steps(tables, facts)
+    goal = _goal(tables, epsilon, view, delta, sampling, unit)
     limits = _limits(tables, facts.users, rounds, local_steps, cohort_size)
-    preset = _preset(tables, settings, facts)
+    preset = _preset(tables, settings, facts, goal, asked.secure_sums)
     console = Console(highlight=False, soft_wrap=True)
     with stop_signals() as caught, Rounds(caught, as_json or quiet, "planning") as watcher:
         try:
@@ -118,9 +145,10 @@ def plan_command(
             )
 
 
-def _needs_copy(settings: Configuration, out: Path) -> bool:
+def _needs_copy(settings: Configuration | ServerConfiguration, out: Path) -> bool:
     """Whether the configuration names files of your own that lie in another folder."""
-    return settings.home is not None and Path(settings.home) != out.absolute()
+    home = getattr(settings, "home", None)
+    return home is not None and Path(home) != out.absolute()
 
 
 def _refuse_own_output(config: Path | None, out: Path) -> None:
@@ -133,31 +161,33 @@ def _refuse_own_output(config: Path | None, out: Path) -> None:
         )
 
 
-def _facts(
-    tables: Mapping[str, Any],
-    users: int | None,
-    records: str | None,
-    features: int | None,
-    classes: int | None,
-    similarity: str | None,
-    row_norm: str | None,
-) -> Facts:
-    """Options before the ``[facts]`` table."""
-    from dpscaffold.config import FactsSettings, checked_facts
-    from dpscaffold.planning.asked import facts_of
+def _given_facts(given: Mapping[str, Any], **options: Any) -> FactsSettings:
+    """Options before what a configuration says."""
+    from dpscaffold.config import checked_facts
 
-    sizes = None if records is None else _sizes(records)
-    given = {
-        "users": users,
-        "records": sizes,
-        "features": features,
-        "classes": classes,
-        "similarity": _number_or(similarity, "--similarity", "unknown"),
-        "row_norm": _number_or(row_norm, "--row-norm", "none"),
-    }
-    said = {name: value for name, value in given.items() if value is not None}
-    settings: FactsSettings = checked_facts({**tables.get("facts", {}), **said})
-    return facts_of(settings)
+    said = {name: value for name, value in options.items() if value is not None}
+    if said.get("image_shape") and "features" not in said:
+        given = {name: value for name, value in given.items() if name != "features"}
+    return checked_facts({**given, **said})
+
+
+def _shape(text: str) -> list[int]:
+    try:
+        return [int(side) for side in text.split("x")]
+    except ValueError:
+        raise BadInput(
+            "wrong-shape", f"--image-shape is {text!r}; give the size of the images as 28x28"
+        ) from None
+
+
+def _refuse_own_steps(tables: Mapping[str, Any], facts: Facts) -> None:
+    """The features of images are the plan's only where the configuration names no steps."""
+    if facts.image_shape is not None and "preprocess" in tables.get("data", {}):
+        raise BadInput(
+            "not-applicable",
+            f"facts.image_shape is {list(facts.image_shape)}, and data.preprocess has steps of its "
+            f"own; leave one of them out",
+        )
 
 
 def _sizes(text: str) -> int | list[int]:
@@ -186,6 +216,7 @@ def _goal(
     view: str | None,
     delta: float | None,
     sampling: str | None,
+    unit: str | None,
 ) -> Goal:
     from dpscaffold.planning.recommendation import Goal
 
@@ -196,17 +227,14 @@ def _goal(
             "missing-argument",
             "epsilon is not given; say --epsilon, or privacy.epsilon with --config",
         )
-    if given.get("unit", "record") != "record":
-        raise BadInput(
-            "unit-not-supported",
-            "privacy.unit is 'user'; a plan is made for the unit 'record' only",
-        )
+    protected = given.get("unit", "record") if unit is None else unit
     usual = "fixed" if given.get("neighbours") == "replace-one" else "poisson"
     return Goal(
         float(asked),
         cast("View", given.get("view", "server") if view is None else view),
         given.get("delta") if delta is None else delta,
         cast("Sampling", given.get("sampling", usual) if sampling is None else sampling),
+        cast("Unit", protected),
     )
 
 
@@ -238,11 +266,20 @@ def _limits(
     )
 
 
-def _preset(tables: Mapping[str, Any], settings: Configuration, facts: Facts) -> Preset:
+def _preset(
+    tables: Mapping[str, Any],
+    settings: Configuration | ServerConfiguration,
+    facts: Facts,
+    goal: Goal,
+    available: bool,
+) -> Preset:
     """What a configuration settles: the algorithm, the task, C, s, λ, whatever of the plan is not
-    chosen, and the limits that σ_g is solved under."""
+    chosen, and the limits that σ_g is solved under. At deployed sites sizes are declared with
+    Poisson batches, and anybody may stay away."""
+    from dpscaffold.config import Configuration
     from dpscaffold.planning.recommendation import Preset
     from dpscaffold.setting.plan import Plan
+    from dpscaffold.setting.secure import Secure
 
     plan, privacy = tables.get("plan", {}), settings.privacy
     clip = tables.get("privacy", {}).get("clip")
@@ -251,12 +288,12 @@ def _preset(tables: Mapping[str, Any], settings: Configuration, facts: Facts) ->
             "median-clip",
             "privacy.clip is 'median', which has no noise to plan with; give a number",
         )
-    if settings.secure is not None:
-        raise BadInput(
-            "not-applicable",
-            "[secure] is given, and plans are not chosen for secure sums; leave it out, or set "
-            "plan.learning_rate = 'plan' and train",
-        )
+    if isinstance(settings, Configuration):
+        declared = settings.data.declared_sizes is not None
+        budget = None if privacy is None else privacy.budget
+        remarks = _remarks(settings) if "data" in tables else ()
+    else:
+        declared, budget, remarks = goal.sampling == "poisson", settings.budget(), ()
     return Preset(
         settings.algorithm.build() if tables.get("algorithm") else None,
         clip,
@@ -265,10 +302,13 @@ def _preset(tables: Mapping[str, Any], settings: Configuration, facts: Facts) ->
         plan.get("regularisation", 0.0),
         settings.task.build(facts) if "task" in tables else None,
         settings.plan.build(Plan.learning_rate),
-        None if privacy is None else privacy.budget,
+        budget,
         None if privacy is None else privacy.neighbours,
-        settings.data.declared_sizes is not None,
-        _remarks(settings) if "data" in tables else (),
+        declared,
+        remarks,
+        None if settings.secure is None else settings.secure.sums,
+        Secure() if available else None,
+        plan.get("tail"),
     )
 
 

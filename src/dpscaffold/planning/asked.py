@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from dpscaffold.config import Configuration, FactsSettings
@@ -30,6 +31,13 @@ def planned_rate(setting: Setting, facts: FactsSettings | None) -> float:
     """η₀ of this run: by the formula of noisy gradient descent where the run is that, else chosen
     on surrogates. The roster's sizes and schema are all that is used of the data, with γ and, where
     ``[facts]`` says it, the norm of a row."""
+    if setting.privacy is not None and setting.privacy.unit == "user":
+        raise BadInput(
+            "learning-rate-not-planned",
+            "plan.learning_rate is 'plan', and privacy.unit is 'user', which hides how many "
+            "records a user has, while the step size would depend on them; set privacy.unit = "
+            "'record', or take a number that 'dpscaffold plan --unit user' finds from [facts]",
+        )
     said = None if facts is None else facts.row_norm
     norm = guaranteed_norm(setting.roster.schema.preparation) if said is None else _norm(said)
     rate = descent_rate(setting, norm)
@@ -67,14 +75,30 @@ def _missing(given: FactsSettings) -> str:
     )
 
 
+def _columns(given: FactsSettings) -> int | None:
+    """The number of columns before features are made of images, or as it is given."""
+    features, shape = given.features, given.image_shape
+    if shape is None:
+        return features
+    pixels = math.prod(shape)
+    if features not in (None, pixels):
+        raise BadInput(
+            "wrong-shape",
+            f"facts.image_shape is {list(shape)}, which is {pixels} pixels, and facts.features is "
+            f"{features}; leave facts.features out",
+        )
+    return pixels
+
+
 def facts_of(given: FactsSettings) -> Facts:
     """The facts of a ``[facts]`` table; those that are missing are named."""
-    users, records, features, classes = given.users, given.records, given.features, given.classes
+    users, records, features, classes = given.users, given.records, _columns(given), given.classes
+    shape = given.image_shape
     if users is None and isinstance(records, tuple):
         users = len(records)
     if users is None or records is None or features is None or classes is None:
         raise BadInput("missing-argument", _missing(given))
-    return Facts.of(
+    facts = Facts.of(
         users=users,
         records=records,
         features=features,
@@ -82,6 +106,7 @@ def facts_of(given: FactsSettings) -> Facts:
         similarity=None if given.similarity == "unknown" else given.similarity,
         row_norm=_norm(1.0 if given.row_norm is None else given.row_norm),
     )
+    return facts if shape is None else facts.of_images(shape)
 
 
 def _norm(said: float | str) -> float | None:

@@ -124,7 +124,7 @@ def least_delta(setting: Setting, epsilon: float) -> float | None:
 def most_rounds(settings: Sequence[Setting], epsilon: float) -> int:
     """The largest limit on T, below the one that was set, with which a candidate keeps ε; 0 where
     even one round is too many."""
-    kinds = {one.algorithm.name: one for one in settings}.values()
+    kinds = {(one.algorithm.name, one.plan.local_steps): one for one in settings}.values()
 
     def keeps(limit: int) -> bool:
         return any(

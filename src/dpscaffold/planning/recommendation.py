@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any, Literal
 
 import torch
@@ -22,19 +23,18 @@ from dpscaffold.errors import BadInput
 from dpscaffold.planning.facts import Facts, Limits, least_batch_ratio, rounds_tried
 from dpscaffold.planning.nearest import unmet
 from dpscaffold.planning.shape import Shape
-from dpscaffold.planning.trial import SEEDS, Bench, Choice, first_rates, search
+from dpscaffold.planning.stages import CLOSE_LOOK, TAILS, PlanSearch, clearly_best, preferred
+from dpscaffold.planning.trial import Bench, Choice
 from dpscaffold.privacy import PrivacyError
 from dpscaffold.privacy.describe import Delta
-from dpscaffold.privacy.mechanism import Relation
+from dpscaffold.privacy.mechanism import Relation, Unit
 from dpscaffold.setting import Setting
 from dpscaffold.setting.budget import Budget, View
 from dpscaffold.setting.gaussian import Gaussian
 from dpscaffold.setting.plan import Plan, Weighting
+from dpscaffold.setting.secure import Secure
 from dpscaffold.tasks import LOSSES, Linear, Logistic, Task
 from dpscaffold.training.events import Listener, silence
-
-#: A cheaper candidate is preferred where it loses at most this: half a point.
-TOLERANCE = 0.005
 
 #: Steps beyond which K brings nothing that was measured.
 STEPS = 10
@@ -42,14 +42,11 @@ STEPS = 10
 #: ε next to the one asked for, as multiples of it.
 AROUND = (0.1, 0.3, 3.0, 10.0)
 
-#: Surrogates of the comparisons that only complete the picture: half of those that decide η₀.
-FEWER = SEEDS[:1]
-
 #: Fields of a plan that are chosen here, and those that are left as they were given.
 CHOSEN = tuple(
     f"plan.{name}" for name in ("rounds", "local_steps", "user_ratio", "learning_rate", "averaging")
 )
-LEFT = ("server_rate", "tail", "warm_rounds", "max_rounds")
+LEFT = ("server_rate", "warm_rounds", "max_rounds")
 
 VIEWS: tuple[View, ...] = ("server", "third-party", "participant", "paper-third-party")
 
@@ -63,14 +60,17 @@ class Goal:
         view: The adversary.
         delta: δ; by default a tenth of one over the number of records.
         sampling: ``"poisson"`` or ``"fixed"``.
+        unit: What is hidden: one ``"record"``, or everything of one ``"user"``.
     """
 
     epsilon: float
     view: View = "server"
     delta: Delta | None = None
     sampling: Literal["fixed", "poisson"] = "poisson"
+    unit: Unit = "record"
 
     def __post_init__(self) -> None:
+        choice("--unit", self.unit, ("record", "user"))
         choice("--view", self.view, VIEWS)
         choice("--sampling", self.sampling, ("fixed", "poisson"))
         if not self.epsilon > 0:
@@ -81,10 +81,12 @@ class Goal:
 class Preset:
     """What is settled beforehand; None leaves it to the planner.
 
-    Of ``plan`` those fields count that no planner chooses (η_g, the tail, the warm rounds, the most
-    rounds that the run may be given later), of ``budget`` the limits next to δ and
-    the view, and ``neighbours`` and ``declared`` (sizes that are constants) say what is hidden: σ_g
-    is solved for the run with all of these. ``remarks`` are sentences on what it is not solved for.
+    Of ``plan`` those fields count that no planner chooses (η_g, the warm rounds, the most rounds
+    that the run may be given later), of ``budget`` the limits next to δ and the view.
+    ``neighbours`` and ``declared`` (sizes that are constants) say what is hidden. σ_g is solved for
+    the run with all of these; ``remarks`` are sentences on what it is not solved for.
+    With ``secure`` the server sees sums only: one local step, and an algorithm without memory.
+    ``available`` are secure sums that the plan may use if they are better.
     """
 
     algorithm: Algorithm | None = None
@@ -98,6 +100,9 @@ class Preset:
     neighbours: Relation | None = None
     declared: bool = False
     remarks: tuple[str, ...] = ()
+    secure: Secure | None = None
+    available: Secure | None = None
+    tail: float | None = None
 
     @property
     def chosen(self) -> tuple[str, ...]:
@@ -109,7 +114,7 @@ class Preset:
         >>> Preset(data_ratio=0.1).chosen[1:4]
         ('plan.rounds', 'plan.local_steps', 'plan.user_ratio')
         """
-        plan = (*CHOSEN, *self._unset("plan", "data_ratio", "weighting"))
+        plan = (*CHOSEN, *self._unset("plan", "data_ratio", "weighting", "tail"))
         return (
             *(() if self.algorithm is not None else ("algorithm",)),
             *(plan if self._settles_plan else ("plan",)),
@@ -123,7 +128,8 @@ class Preset:
     def _settles_plan(self) -> bool:
         """Whether any key of the plan was settled before."""
         usual, given = Plan(), self.plan or Plan()
-        settled = self.data_ratio is not None or self.weighting is not None
+        given_keys = (self.data_ratio, self.weighting, self.tail)
+        settled = any(value is not None for value in given_keys)
         changed = any(getattr(given, name) != getattr(usual, name) for name in LEFT)
         return settled or changed or self.regularisation != 0
 
@@ -167,7 +173,7 @@ class Recommendation:
     @property
     def smaller(self) -> str:
         """What was made smaller on the surrogate."""
-        return Shape.of(self.setting).smaller_than(self.setting)
+        return Shape.of(self.setting, CLOSE_LOOK).smaller_than(self.setting)
 
 
 def recommend(
@@ -197,88 +203,71 @@ def recommend(
     (True, True)
     """
     limits, preset = limits or Limits(), preset or Preset()
-    first = _candidates(facts, goal, limits, preset)
-    bench = Bench(facts.guess, torch.device(device), tell)
-    tried = _tried(first, bench)
-    best = _cheapest(tried)
-    nearby = _nearby(best, goal.epsilon, curve)
-    others: dict[float, Choice] | None = None
-    if preset.clip is None:
-        clips, others = _clips(best, bench, nearby)
-        found = _best_clip(clips)
-        if found is not clips[1]:  # try it as thoroughly as the others were
-            best = search([(found.setting, first_rates(found.setting))], bench)[0]
-            nearby, others = _nearby(best, goal.epsilon, curve), None
-    if others is None:
-        others = _at_once(nearby, replace(bench, seeds=FEWER))
-    public = _without_privacy(best, bench)
-    points = [(epsilon, one.score) for epsilon, one in others.items()]
-    points += [(goal.epsilon, _of_fewer(best))] if curve else []
-    left = tuple(one for one in tried if one is not best)
-    score = max(public.score, best.score)
-    beside_score = max(_of_fewer(public), _of_fewer(best))
+    settings = _candidates(facts, goal, limits, preset)
+    looks = PlanSearch(Bench(facts.guess, torch.device(device), tell), preset.clip is None)
+    best, *left = _found(settings, looks, TAILS if preset.tail is None else ())
+    public = max(looks.without_privacy(best).score, best.score)
+    points, noiseless = _curve(best, goal, looks) if curve else ((), None)
     return Recommendation(
-        facts, goal, best.setting, best, left, score, tuple(sorted(points)), beside_score, preset
+        facts, goal, best.setting, best, tuple(left), public, points, noiseless, preset
     )
 
 
-def _rates_around_best(known: Choice) -> list[float]:
-    place = known.trials.index(known.best)
-    return [trial.rate for trial in known.trials[max(0, place - 1) : place + 2]]
+def _found(
+    settings: Sequence[Setting], looks: PlanSearch, tails: tuple[float, ...]
+) -> list[Choice]:
+    """The best candidate, and then all others that were tried."""
+    longest = _longest(settings)
+    usual = [one for one in longest if one.plan.local_steps <= STEPS]
+    tried = looks.compared(usual or longest, tails)
+    best = preferred(tried)
+    more = [one for one in longest if _has_more_steps(one, best.setting)]
+    fewer = [one for one in settings if _is_shorter(one, best.setting)]
+    others = [*looks.more_steps(best, more), *looks.shorter(best, fewer)]
+    best = clearly_best(best, others)
+    return [best, *(one for one in (*tried, *others) if one is not best)]
 
 
-def _best_clip(clips: Sequence[Choice]) -> Choice:
-    """The best choice; the one in the middle, which is the usual C, where others hardly beat it."""
-    return max(clips, key=lambda one: one.score - TOLERANCE * (one is not clips[1]))
+def _curve(
+    best: Choice, goal: Goal, looks: PlanSearch
+) -> tuple[tuple[tuple[float, float], ...], float]:
+    """The scores by ε, and the one without noise, on the same surrogates."""
+    points = looks.curve(_nearby(best, goal.epsilon))
+    return points, max([looks.noiseless(best), *(score for _, score in points)])
 
 
-def _without_privacy(best: Choice, bench: Bench) -> Choice:
-    """The same setting without privacy, with the best of the larger step sizes."""
-    rates = [rate for rate in first_rates(best.setting) if rate >= best.rate / 3] or [best.rate]
-    return search([(replace(best.setting, privacy=None), rates)], bench, widen=False)[0]
+def _kind(setting: Setting) -> tuple[object, ...]:
+    """What candidates of different T have in common."""
+    return setting.algorithm.name, setting.plan.local_steps, setting.secure
 
 
-def _tried(settings: Sequence[Setting], bench: Bench) -> list[Choice]:
-    """η₀ of every candidate: of those with the most rounds among all rates, and of an algorithm's
-    fewer rounds around that."""
-    most: dict[str, int] = {}  # an algorithm's own: with all rounds it may not keep ε
+def _longest(settings: Sequence[Setting]) -> list[Setting]:
+    """Every kind of candidate with the most rounds in which it can keep ε."""
+    found: dict[tuple[object, ...], Setting] = {}
     for one in settings:
-        most[one.algorithm.name] = max(one.plan.rounds, most.get(one.algorithm.name, 0))
-    whole = [one for one in settings if one.plan.rounds == most[one.algorithm.name]]
-    lengths = {one.algorithm.name: Shape.of(one).rounds for one in whole}
-    # Where the surrogate of fewer rounds has no fewer, it has nothing new to tell.
-    fewer = [one for one in settings if Shape.of(one).rounds < lengths[one.algorithm.name]]
-    found = search([(one, first_rates(one)) for one in whole], bench)
-    near = {known.setting.algorithm.name: _rates_around_best(known) for known in found}
-    return found + search([(one, near[one.algorithm.name]) for one in fewer], bench)
+        known = found.get(_kind(one))
+        if known is None or one.plan.rounds > known.plan.rounds:
+            found[_kind(one)] = one
+    return list(found.values())
 
 
-Wanted = dict[float, tuple[Setting, list[float]]]
+def _is_shorter(one: Setting, best: Setting) -> bool:
+    """Whether two candidates differ in their rounds alone, and the first has fewer."""
+    return _kind(one) == _kind(best) and one.plan.rounds < best.plan.rounds
 
 
-def _clips(
-    best: Choice, bench: Bench, nearby: Wanted
-) -> tuple[list[Choice], dict[float, Choice] | None]:
-    """Half the clip, the clip and twice the clip, on half of the surrogates; where the bench looks
-    ahead, the other ε in the same stack, which the clip leaves alone more often than not."""
-    near = [best.rate / 3, best.rate, best.rate * 3]
-    clips = [_clipped(best.setting, factor) for factor in (0.5, 1.0, 2.0)]
-    ahead = nearby if bench.ahead else {}
-    asked = [(one, near) for one in clips] + list(ahead.values())
-    found = search(asked, replace(bench, seeds=FEWER), widen=False)
-    others = dict(zip(ahead, found[len(clips) :], strict=True)) if bench.ahead else None
-    return found[: len(clips)], others
+def _has_more_steps(one: Setting, best: Setting) -> bool:
+    """Whether the first is the best with more than the usual local steps, and the best has the
+    usual."""
+    same = one.algorithm.name == best.algorithm.name and one.secure == best.secure
+    return same and one.plan.local_steps > STEPS == best.plan.local_steps
 
 
-def _at_once(wanted: Wanted, bench: Bench) -> dict[float, Choice]:
-    """What each of these comes to, all in one stack."""
-    return dict(zip(wanted, search(list(wanted.values()), bench, widen=False), strict=True))
-
-
-def _local_steps(algorithm: Algorithm, most: int, ratio: float) -> int:
-    """K of an algorithm: the usual one within ``most``, or one pass over batches of ``ratio``."""
+def _local_steps(algorithm: Algorithm, most: int, ratio: float) -> list[int]:
+    """K to try: at most ten steps, one step, and as many as are allowed. An algorithm that takes
+    one pass over the data has the K of batches of ``ratio``."""
     if not algorithm.full_pass:
-        return min(most, STEPS)
+        return list(dict.fromkeys([min(most, STEPS), 1, most]))
     steps = round(1 / ratio)
     if steps > most:
         raise BadInput(
@@ -286,13 +275,16 @@ def _local_steps(algorithm: Algorithm, most: int, ratio: float) -> int:
             f"local steps are at most {most}, and {algorithm.name} takes one pass over the data, "
             f"{steps} steps; allow {steps}, or a plan.data_ratio of {least_ratio(most):g}",
         )
-    return steps
+    return [steps]
 
 
-def _algorithms(preset: Preset) -> list[Algorithm]:
-    return (
-        [ALGORITHMS[name]() for name in RIVALS] if preset.algorithm is None else [preset.algorithm]
-    )
+def _algorithms(preset: Preset, secure: Secure | None) -> list[Algorithm]:
+    """The one that was asked for, or those that are compared: with secure sums the ones without a
+    memory."""
+    if preset.algorithm is not None:
+        return [preset.algorithm]
+    rivals = [ALGORITHMS[name]() for name in RIVALS]
+    return [one for one in rivals if secure is None or not one.memory]
 
 
 def _warm_rounds(algorithm: Algorithm, plan: Plan, share: float) -> int:
@@ -302,31 +294,81 @@ def _warm_rounds(algorithm: Algorithm, plan: Plan, share: float) -> int:
 
 
 def _candidates(facts: Facts, goal: Goal, limits: Limits, preset: Preset) -> list[Setting]:
-    """Every algorithm with T, T/2 and T/4 of the rounds that one can afford."""
+    """Every algorithm and K with T, T/2 and T/4 of the rounds that one can afford; with secure sums
+    too where they are available."""
     share = limits.share(facts.users)
-    ratio = least_batch_ratio(facts.sizes, preset.data_ratio)
-    base, task = preset.plan or Plan(), preset.task or default_task(facts)
-    mechanism = Gaussian(preset.clip or 1.0, 1.0, goal.sampling, neighbours=preset.neighbours)
-    budget = replace(preset.budget or Budget(), delta=goal.delta, view=goal.view)
-    roster = replace(facts.roster, declared=preset.declared)
-    found = []
-    for algorithm in _algorithms(preset):
-        for rounds in rounds_tried(limits.rounds, _warm_rounds(algorithm, base, share)):
-            own = _local_steps(algorithm, limits.local_steps, ratio)
-            plan = replace(
-                base,
-                rounds=rounds,
-                local_steps=own,
-                user_ratio=share,
-                data_ratio=ratio,
-                regularisation=preset.regularisation,
-                weighting=preset.weighting or "records",
-                averaging="tail",
-            )
-            found.append(Setting(roster, task, algorithm, plan, mechanism, budget))
+    found = [
+        setting
+        for secure in dict.fromkeys([preset.secure, preset.secure or preset.available])
+        for algorithm in _algorithms(preset, secure)
+        for setting in _of_algorithm(facts, goal, limits, preset, algorithm, secure)
+    ]
     if not found:
-        raise _no_round_left(facts.users, share, limits.rounds, base.warm_rounds)
+        warm = None if preset.plan is None else preset.plan.warm_rounds
+        raise _no_round_left(facts.users, share, limits.rounds, warm)
     return _solved(found, goal.epsilon)
+
+
+def _of_algorithm(
+    facts: Facts,
+    goal: Goal,
+    limits: Limits,
+    preset: Preset,
+    algorithm: Algorithm,
+    secure: Secure | None,
+) -> list[Setting]:
+    """The candidates of one algorithm. Secure sums that are merely available are left out where
+    they are not proved, or where too few take part."""
+    share, ratio = limits.share(facts.users), least_batch_ratio(facts.sizes, preset.data_ratio)
+    most = 1 if secure is not None else limits.local_steps
+    steps = _local_steps(algorithm, most, ratio)
+    if preset.algorithm is None and not algorithm.memory:
+        steps = [1]  # with more steps its users drift apart: the rival corrects for that
+    rounds = rounds_tried(limits.rounds, _warm_rounds(algorithm, preset.plan or Plan(), share))
+    plans = [_plan(goal, preset, share, ratio, K, T) for K, T in product(steps, rounds)]
+    try:
+        return [_setting(facts, goal, preset, algorithm, plan, secure) for plan in plans]
+    except BadInput as error:
+        if secure is not preset.secure and error.code in ("secure-not-proved", "too-few-sites"):
+            return []
+        raise
+
+
+def _setting(
+    facts: Facts,
+    goal: Goal,
+    preset: Preset,
+    algorithm: Algorithm,
+    plan: Plan,
+    secure: Secure | None,
+) -> Setting:
+    """A candidate, its noise not solved for yet."""
+    clip, task = preset.clip or 1.0, preset.task or default_task(facts)
+    return Setting(
+        replace(facts.roster, declared=preset.declared),
+        task,
+        algorithm,
+        plan,
+        Gaussian(clip, 1.0, goal.sampling, goal.unit, neighbours=preset.neighbours),
+        replace(preset.budget or Budget(), delta=goal.delta, view=goal.view),
+        secure,
+    )
+
+
+def _plan(goal: Goal, preset: Preset, share: float, ratio: float, steps: int, rounds: int) -> Plan:
+    """The plan of a candidate; what the configuration settles stays."""
+    weighting: Weighting = "records" if goal.unit == "record" else "uniform"
+    return replace(
+        preset.plan or Plan(),
+        rounds=rounds,
+        local_steps=steps,
+        user_ratio=share,
+        data_ratio=ratio,
+        regularisation=preset.regularisation,
+        weighting=preset.weighting or weighting,
+        averaging="tail",
+        tail=Plan.tail if preset.tail is None else preset.tail,
+    )
 
 
 def _no_round_left(users: int, share: float, rounds: int, warm: int | None) -> BadInput:
@@ -366,42 +408,13 @@ def _solved(settings: Sequence[Setting], epsilon: float) -> list[Setting]:
     return found
 
 
-def _clipped(setting: Setting, factor: float) -> Setting:
-    """σ_g is in units of the sensitivity, so another C needs no other σ_g."""
-    assert setting.privacy is not None
-    assert not isinstance(setting.privacy.clip, str)
-    return replace(setting, privacy=replace(setting.privacy, clip=factor * setting.privacy.clip))
-
-
-def _cheapest(tried: Sequence[Choice]) -> Choice:
-    """The T of the best score, fewer rounds only where that gains more than half a point: a
-    surrogate that is easier than the real data is learnt in too few rounds. Then, of those that
-    lose at most half a point at this T, the one with the least traffic."""
-    most = max(one.setting.plan.rounds for one in tried)
-    best = max(tried, key=lambda one: one.score + TOLERANCE * (one.setting.plan.rounds == most))
-    same = [one for one in tried if one.setting.plan.rounds == best.setting.plan.rounds]
-    good = [one for one in same if one.score >= best.score - TOLERANCE]
-    return min(good, key=lambda one: sum(numbers_sent(one.setting)) * one.setting.plan.rounds)
-
-
-def _nearby(best: Choice, epsilon: float, curve: bool) -> Wanted:
-    """The same plan at those other ε that it can keep, each with three η₀; none without a
-    ``curve``."""
-    found: Wanted = {}
-    for factor in AROUND if curve else ():
-        middle = best.rate * factor**0.5
-        rates = [middle / 3, middle, middle * 3]
-        # The plan stands, though an ε next to it cannot be kept.
-        with suppress(PrivacyError):
-            found[epsilon * factor] = best.setting.calibrated(epsilon * factor), rates
+def _nearby(best: Choice, epsilon: float) -> dict[float, Setting]:
+    """The same plan at this ε and at those next to it that it can keep."""
+    found = {epsilon: best.setting}
+    for factor in AROUND:
+        with suppress(PrivacyError):  # the plan stands, though an ε next to it cannot be kept
+            found[epsilon * factor] = best.setting.calibrated(epsilon * factor)
     return found
-
-
-def _of_fewer(best: Choice) -> float:
-    """The score on the surrogates that the other ε are tried on."""
-    whole = best.best
-    part = whole.scores[:: len(SEEDS)]
-    return replace(whole, scores=part, own_models=whole.own_models // len(SEEDS)).score
 
 
 def default_task(facts: Facts) -> Task:
@@ -427,12 +440,13 @@ def as_tables(found: Recommendation) -> dict[str, Any]:
     the plan and the promise, from which ``train`` solves σ_g for the users that are there."""
     setting, facts, goal = found.setting, found.facts, found.goal
     assert setting.privacy is not None
+    secure = setting.secure
     same = len(set(facts.sizes)) == 1
     return {
         "facts": {
             "users": facts.users,
             "records": facts.sizes[0] if same else list(facts.sizes),
-            "features": facts.features,
+            **_columns(facts),
             "classes": facts.classes,
             "similarity": "unknown" if facts.similarity is None else facts.similarity,
             "row_norm": "none" if facts.row_norm is None else facts.row_norm,
@@ -449,6 +463,7 @@ def as_tables(found: Recommendation) -> dict[str, Any]:
             "regularisation": setting.plan.regularisation,
             "weighting": setting.plan.weighting,
             "averaging": setting.plan.averaging,
+            "tail": setting.plan.tail,
         },
         "privacy": {
             "clip": setting.privacy.clip,
@@ -456,5 +471,33 @@ def as_tables(found: Recommendation) -> dict[str, Any]:
             "view": goal.view,
             "sampling": goal.sampling,
             **({"delta": goal.delta} if goal.delta is not None else {}),
+            **({"unit": goal.unit} if goal.unit != "record" else {}),
         },
+        **({"secure": _secure_table(secure)} if secure is not None else {}),
     }
+
+
+def _columns(facts: Facts) -> dict[str, Any]:
+    """The number of features, or the size of the images that they are made of."""
+    if facts.image_shape is None:
+        return {"features": facts.features}
+    return {"image_shape": list(facts.image_shape)}
+
+
+def hog_steps(shape: Sequence[int]) -> list[str]:
+    """``data.preprocess`` of images of this size: features that cost no privacy, of norm 1.
+
+    >>> hog_steps((28, 28))
+    ['hog:28x28', 'unit-norm']
+    """
+    return [f"hog:{'x'.join(map(str, shape))}", "unit-norm"]
+
+
+def _secure_table(secure: Secure) -> dict[str, Any]:
+    """``[secure]`` of a configuration; a key that was not given is left out.
+
+    >>> _secure_table(Secure(colluders=2))
+    {'colluders': 2, 'voids': 0}
+    """
+    values = {"colluders": secure.colluders, "least": secure.least, "voids": secure.voids}
+    return {key: value for key, value in values.items() if value is not None}

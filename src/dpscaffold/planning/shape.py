@@ -14,6 +14,7 @@ rounds, features and classes. What is smaller is made up for (docs/planning-meth
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from dpscaffold.setting import Setting
@@ -27,6 +28,35 @@ ROUNDS = 500
 
 #: Classes and features at most, and the most weights of a linear model of both.
 CLASSES, FEATURES, WEIGHTS = 100, 1000, 50_000
+
+
+#: Rounds that a surrogate has at least, however much one of them computes.
+LEAST_ROUNDS = 50
+
+
+@dataclass(frozen=True)
+class Fidelity:
+    """How closely a surrogate follows the run that it represents.
+
+    ``participants`` and ``steps`` are those of a round, at most (None: the usual), and
+    ``steps_in_all`` are the steps of all rounds together. ``work`` limits what one run computes:
+    participants × steps × records of a batch × weights × rounds. Where this is too much, there are
+    fewer rounds, each going further.
+    """
+
+    participants: int | None = None
+    steps: int | None = None
+    steps_in_all: float = math.inf
+    work: float = math.inf
+
+    def most_rounds(self, steps: int, work: float) -> int:
+        """The most rounds, where one of them takes so many steps and computes so much.
+
+        >>> Fidelity(work=1e6).most_rounds(10, 1e4), Fidelity(steps_in_all=800).most_rounds(10, 1e4)
+        (100, 80)
+        """
+        most = min(self.steps_in_all / steps, self.work / max(1.0, work))
+        return int(min(ROUNDS, max(LEAST_ROUNDS, most)))
 
 
 @dataclass(frozen=True)
@@ -45,23 +75,23 @@ class Shape:
     classes: int
 
     @classmethod
-    def of(cls, setting: Setting) -> Shape:
+    def of(cls, setting: Setting, fidelity: Fidelity | None = None) -> Shape:
         """That of the setting's surrogate: its own numbers, or the most that is tried."""
-        share, most, schema = (
-            setting.cohort_size / setting.users,
-            PARTICIPANTS,
-            setting.roster.schema,
-        )
+        fidelity = fidelity or Fidelity()
+        share, schema = setting.cohort_size / setting.users, setting.roster.schema
+        most = fidelity.participants or PARTICIPANTS
         users = min(setting.users, max(2 * most, round(most / share)), USERS)
         cohort_size = max(1, min(users, round(share * users)))
         if share * USERS < most:  # few of many: as many as can be, so that they are like all
             cohort_size = min(setting.cohort_size, most)
         batch = min(BATCH, max(1, round(float(setting.batch_sizes.double().mean()))))
         records = max(batch, min(int(setting.sizes.double().mean()), round(batch / 0.2)))
-        warm = min(setting.warm_rounds, ROUNDS)
-        rounds = warm + min(setting.plan.rounds - setting.warm_rounds, ROUNDS)
+        steps = min(fidelity.steps or STEPS, setting.plan.local_steps)
         features, classes = _columns(setting.task, schema.dimension, len(schema.target.classes))
-        steps = min(STEPS, setting.plan.local_steps)
+        weights = setting.task.parameters * features / max(1, schema.dimension)
+        longest = fidelity.most_rounds(steps, cohort_size * steps * batch * weights)
+        warm = min(setting.warm_rounds, longest)
+        rounds = warm + min(setting.plan.rounds - setting.warm_rounds, longest)
         return cls(users, cohort_size, records, batch, steps, rounds, warm, features, classes)
 
     def stretch(self, setting: Setting) -> float:

@@ -30,7 +30,7 @@ import numpy as np
 from dpscaffold.data.partition import similarity
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation, schema
-from dpscaffold.planning.shape import Shape
+from dpscaffold.planning.shape import Fidelity, Shape
 from dpscaffold.setting import Setting
 from dpscaffold.setting.gaussian import Gaussian
 from dpscaffold.tasks import Task
@@ -229,9 +229,9 @@ class SurrogateSetting:
     privacy: Gaussian | None
 
     @classmethod
-    def of(cls, setting: Setting) -> SurrogateSetting:
+    def of(cls, setting: Setting, fidelity: Fidelity | None = None) -> SurrogateSetting:
         """Worked out once for all step sizes and surrogates."""
-        shape = Shape.of(setting)
+        shape = Shape.of(setting, fidelity)
         privacy = None if setting.privacy is None else _noised(setting, shape, setting.privacy)
         return cls(setting, shape, shape.task(setting), privacy)
 
@@ -264,14 +264,14 @@ def on_surrogate(setting: Setting, stand_in: Federation, rate: float, seed: int 
 
 
 def _noised(setting: Setting, shape: Shape, privacy: Gaussian) -> Gaussian:
-    """v/(mK) of a round's mean in every coordinate, v = (2Cσ_g/b)² on average over users, is that
-    of the real run, divided by κ and multiplied by (c/c')². A mean that is weighted by records
-    hears a user's noise R_i/R̄ times as loud."""
-    if isinstance(privacy.clip, str) or privacy.unit != "record":
+    """v/(mK) of a round's mean in every coordinate, v = (2Cσ_g/b)² on average over users (with a
+    user as unit, (2Cσ_g)²), is that of the real run, divided by κ and multiplied by (c/c')². A mean
+    that is weighted by records hears a user's noise R_i/R̄ times as loud."""
+    if isinstance(privacy.clip, str):
         raise BadInput(
             "learning-rate-not-planned",
-            "a surrogate needs a fixed privacy.clip and privacy.unit = 'record', whose noise is "
-            "known from public numbers; set them, or choose plan.learning_rate yourself",
+            "privacy.clip is 'median', and a surrogate needs noise that is known from public "
+            "numbers; give a number, or choose plan.learning_rate yourself",
         )
     spreads = np.asarray(privacy.scale(privacy.clip, setting.batch_sizes.double().numpy()))
     if setting.plan.weighting == "records":

@@ -6,12 +6,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
-from dpscaffold.planning.shape import Shape
+from dpscaffold.planning.shape import Fidelity, Shape
 from dpscaffold.planning.surrogate import (
     Kind,
     SurrogateAssumptions,
@@ -20,7 +22,8 @@ from dpscaffold.planning.surrogate import (
     kinds,
 )
 from dpscaffold.setting import Setting
-from dpscaffold.training.events import Listener, StackBegun, silence
+from dpscaffold.tasks.metrics import METRICS
+from dpscaffold.training.events import Event, Listener, RoundDone, StackBegun, silence
 from dpscaffold.training.stack import Outcome, Schedule, split, train_stack
 
 #: η₀ that are tried first, a factor of about three apart; more follow where the best is at an end.
@@ -54,6 +57,30 @@ class StepSizeTrial:
     rate: float
     scores: tuple[float, ...]
     own_models: int = 0
+    #: The same for averages over other shares of the rounds than the plan's.
+    by_tail: tuple[tuple[float, tuple[float, ...]], ...] = ()
+
+    def error(self, other: StepSizeTrial) -> float:
+        """The standard error of the difference of two mean scores, from the differences on each
+        surrogate.
+
+        >>> one, other = StepSizeTrial(1.0, (0.5, 0.9)), StepSizeTrial(3.0, (0.6, 0.9))
+        >>> round(one.error(other), 3)
+        0.05
+        """
+        apart = [a - b for a, b in zip(self.scores, other.scores, strict=True)]
+        own, count = self.own_models, len(apart)
+        if count < 2:
+            return 0.0
+        first = [(0.5 if own else 1.0) / (count - own)] * (count - own)
+        weights = first + [0.5 / own] * own if own else first
+        mean = math.fsum(w * d for w, d in zip(weights, apart, strict=True))
+        squares = (w**2 * (d - mean) ** 2 for w, d in zip(weights, apart, strict=True))
+        return math.sqrt(math.fsum(squares) * count / (count - 1))
+
+    def averaging(self, tail: float) -> StepSizeTrial:
+        """The trial as it is scored where the last ``tail`` of the rounds is averaged."""
+        return replace(self, scores=dict(self.by_tail)[tail], by_tail=())
 
     @property
     def score(self) -> float:
@@ -82,17 +109,32 @@ def best_trial(trials: Sequence[StepSizeTrial]) -> StepSizeTrial:
     return min(close, key=lambda trial: trial.rate)
 
 
+def within_error(trials: Sequence[StepSizeTrial]) -> StepSizeTrial:
+    """The smallest η₀ whose mean over surrogates is within one standard error of the best: the
+    one-standard-error rule.
+
+    >>> trials = [StepSizeTrial(1.0, (0.5, 0.9)), StepSizeTrial(3.0, (0.58, 0.9))]
+    >>> within_error(trials).rate, best_trial(trials).rate
+    (1.0, 3.0)
+    """
+    best = best_trial(trials)
+    near = [one for one in trials if one.score >= best.score - best.error(one)]
+    return min([best, *near], key=lambda trial: trial.rate)
+
+
 @dataclass(frozen=True)
 class Choice:
-    """What was tried for one setting, in the order of η₀."""
+    """What was tried for one setting, in the order of η₀. ``cautious`` chooses by the
+    one-standard-error rule."""
 
     setting: Setting
     trials: tuple[StepSizeTrial, ...]
+    cautious: bool = False
 
     @property
     def best(self) -> StepSizeTrial:
         """That which the rule chooses."""
-        return best_trial(self.trials)
+        return within_error(self.trials) if self.cautious else best_trial(self.trials)
 
     @property
     def score(self) -> float:
@@ -145,11 +187,13 @@ def choose_rates(
     return search([(one, rates or first_rates(one)) for one in settings], bench, widen)
 
 
-def first_rates(setting: Setting) -> list[float]:
-    """The η₀ to begin with: :data:`RATES` where the surrogate has the rounds and the classes of the
+def first_rates(
+    setting: Setting, fidelity: Fidelity | None = None, rates: Sequence[float] = RATES
+) -> list[float]:
+    """The η₀ to begin with: ``rates`` where the surrogate has the rounds and the classes of the
     setting, else those that are as much on it."""
-    pace = Shape.of(setting).pace(setting)
-    return [_round(rate / pace) for rate in RATES]
+    pace = Shape.of(setting, fidelity).pace(setting)
+    return [_round(rate / pace) for rate in rates]
 
 
 def search(
@@ -241,6 +285,10 @@ class Bench:
     device: torch.device
     tell: Listener
     seeds: tuple[int, ...] = SEEDS
+    fidelity: Fidelity = field(default_factory=Fidelity)
+    #: Shares of the rounds to average besides the plan's.
+    tails: tuple[float, ...] = ()
+    title: str = "planning"
     stand_ins: dict[tuple[object, ...], Federation] = field(default_factory=dict)
 
     @property
@@ -251,9 +299,36 @@ class Bench:
 
     def run(self, asked: Sequence[tuple[Setting, float]]) -> list[StepSizeTrial]:
         """One trial for each (setting, η₀)."""
+        runs, data, owner = self._runs(asked)
+        scores: list[list[float]] = [[] for _ in asked]
+        others: list[dict[float, list[float]]] = [{one: [] for one in self.tails} for _ in asked]
+        found = self._train(runs, data)
+        for k, (outcome, averages), federation in zip(owner, found, data, strict=True):
+            scores[k].append(_score(outcome, federation))
+            for share, model in averages.items():
+                others[k][share].append(_score_of(outcome, federation, model))
+        return [
+            StepSizeTrial(
+                rate,
+                tuple(scores[k]),
+                self._own_models(one),
+                tuple((share, tuple(values)) for share, values in others[k].items()),
+            )
+            for k, (one, rate) in enumerate(asked)
+        ]
+
+    def _own_models(self, setting: Setting) -> int:
+        """How many of the surrogates have users with models of their own."""
+        classes = setting.roster.schema.target.classes
+        return len(self.seeds) if self.guess.own_models and classes else 0
+
+    def _runs(
+        self, asked: Sequence[tuple[Setting, float]]
+    ) -> tuple[list[Setting], list[Federation], list[int]]:
+        """The runs on all surrogates, their data, and which of ``asked`` each belongs to."""
         runs, data, owner = [], [], []
         reduced = {
-            id(setting): SurrogateSetting.of(setting)
+            id(setting): SurrogateSetting.of(setting, self.fidelity)
             for setting in {id(s): s for s, _ in asked}.values()
         }
         for k, (setting, rate) in enumerate(asked):
@@ -264,14 +339,7 @@ class Bench:
                 data.append(stand_in)
                 runs.append(small.on(stand_in, rate, kind.seed))
                 owner.append(k)
-        scores: list[list[float]] = [[] for _ in asked]
-        for k, outcome, federation in zip(owner, self._train(runs, data), data, strict=True):
-            scores[k].append(_score(outcome, federation))
-        own = len(self.seeds) if self.guess.own_models else 0
-        return [
-            StepSizeTrial(rate, tuple(found), own if len(one.roster.schema.target.classes) else 0)
-            for (one, rate), found in zip(asked, scores, strict=True)
-        ]
+        return runs, data, owner
 
     def _stand_in(self, small: SurrogateSetting, kind: Kind) -> Federation:
         """The surrogate of this kind, made once for all settings that agree in what it is made
@@ -284,22 +352,27 @@ class Bench:
             )
         return self.stand_ins[key]
 
-    def _train(self, runs: list[Setting], data: list[Federation]) -> list[Outcome]:
-        outcomes: dict[int, Outcome] = {}
+    def _train(
+        self, runs: list[Setting], data: list[Federation]
+    ) -> list[tuple[Outcome, dict[float, Tensor]]]:
+        """What became of every run, and its averages over other shares of the rounds."""
+        outcomes: dict[int, tuple[Outcome, dict[float, Tensor]]] = {}
         kind, most = self.device.type, max((run.task.parameters for run in runs), default=1)
         stacks = split(runs, self.device, rows=max(1, min(ROWS[kind], HELD[kind] // most)))
         for number, stack in enumerate(stacks, 1):
             first = runs[stack[0]].plan
             work = float(sum(runs[k].cohort_size for k in stack)) * first.rounds
-            self.tell(StackBegun("planning", number, len(stacks), first.rounds, work))
+            self.tell(StackBegun(self.title, number, len(stacks), first.rounds, work))
+            averages = TailAverages(runs[stack[0]], self.tails, self.tell)
             found = train_stack(
                 [runs[k] for k in stack],
                 [data[k] for k in stack],
                 Schedule(),
                 self.device,
-                self.tell,
+                averages,
             )
-            outcomes |= dict(zip(stack, found, strict=True))
+            for place, (k, outcome) in enumerate(zip(stack, found, strict=True)):
+                outcomes[k] = outcome, averages.of(place)
         return [outcomes[k] for k in range(len(runs))]
 
 
@@ -308,6 +381,47 @@ def _choice(setting: Setting, trials: dict[float, StepSizeTrial]) -> Choice:
     choice = Choice(setting, ordered)
     plan = replace(setting.plan, learning_rate=choice.rate)
     return replace(choice, setting=replace(setting, plan=plan))
+
+
+class TailAverages:
+    """Averages of the iterates over several shares of the last rounds, gathered while a stack runs:
+    one training scores them all."""
+
+    def __init__(self, setting: Setting, shares: Sequence[float], tell: Listener) -> None:
+        self.tell = tell
+        self.plans = {
+            share: replace(setting.plan, averaging="tail", tail=share) for share in shares
+        }
+        self.warm = setting.warm_rounds
+        self.sums: dict[float, tuple[int, Any]] = {}
+
+    def __call__(self, event: Event) -> None:
+        """Add the iterates of a round to the averages that it belongs to."""
+        if isinstance(event, RoundDone):
+            if event.round == 1:  # a stack that is begun again
+                self.sums = {}
+            due = [s for s, plan in self.plans.items() if plan.averages(event.round, self.warm)]
+            models = torch.stack(list(event.params)).double() if due else None
+            for share in due:
+                count, total = self.sums.get(share, (0, 0))
+                self.sums[share] = count + 1, total + models
+        self.tell(event)
+
+    def of(self, place: int) -> dict[float, Tensor]:
+        """The averages of one run of the stack, by share."""
+        return {s: (sums[place] / count).float().cpu() for s, (count, sums) in self.sums.items()}
+
+
+def _score_of(outcome: Outcome, federation: Federation, model: Tensor) -> float:
+    """The same of another model of that run."""
+    if outcome.diverged is not None:
+        return 0.0
+    task, target = outcome.setting.task, federation.target
+    name = "accuracy" if target.kind == "class" else "rmse"
+    with torch.no_grad():
+        scores = task.scores(model, task.prepare(federation.test.features))
+    value = METRICS[name].of(target.answers(scores), target.restored(federation.test.labels))
+    return _score(replace(outcome, average={f"test_{name}": value}), federation)
 
 
 def _score(outcome: Outcome, federation: Federation) -> float:

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from dpscaffold.atomic import write_text
-from dpscaffold.planning.recommendation import Recommendation, as_tables
+from dpscaffold.planning.recommendation import Recommendation, as_tables, hog_steps
 from dpscaffold.planning.surrogate import SEPARATIONS
 from dpscaffold.planning.trial import Choice
 from dpscaffold.privacy import bound_for
+from dpscaffold.privacy.bound import ALONE
 from dpscaffold.privacy.released import Released
 from dpscaffold.privacy.showing import digits_up, round_up
 from dpscaffold.privacy.statement import large_delta
@@ -26,33 +27,40 @@ def score_name(found: Recommendation) -> str:
 
 def towards(found: Recommendation) -> str:
     """Whom ε is promised to, in words."""
-    together = found.setting.budget.colluders
+    together, secure = found.setting.budget.colluders, found.setting.secure
     return {
-        "server": "the server",
+        "server": "the server" if secure is None else f"the server {_with(secure.colluders)}",
         "third-party": "a third party",
         "participant": "a participant" if together == 1 else f"{together} participants together",
     }.get(found.goal.view, "a third party (by the published bound, which is no theorem)")
 
 
+def _with(colluders: int) -> str:
+    """Who may help the server where it sees sums only."""
+    sites = "1 site" if colluders == 1 else f"{colluders} sites"
+    return f"together with at most {sites}" if colluders else "by itself"
+
+
 def plan_lines(found: Recommendation) -> list[str]:
-    """The recommendation in sentences."""
-    setting, plan = found.setting, found.setting.plan
-    assert setting.privacy is not None
+    """The recommendation: five lines (what, why, what it keeps, what to expect, what it costs), and
+    notes."""
     low, high = found.choice.flat
     name = score_name(found)
-    weights = "records" if plan.weighting == "records" else "users"
-    part = "half" if plan.tail == 0.5 else f"{plan.tail:g}"
+    promise, *notes = _promise(found)
     lines = [
-        f"DP-{setting.algorithm.shown}: T = {plan.rounds} rounds, K = {plan.local_steps} steps, "
-        f"{setting.cohort_size} of {setting.users} users a round (l = {plan.user_ratio:g}), "
-        f"batches of s = {plan.data_ratio:g}, a mean by {weights}, C = {setting.privacy.clip:g}, "
-        f"η₀ = {found.choice.rate:g}, the average of the last {part} of the rounds",
-        *_promise(found),
-        f"on surrogates its {name} is {found.choice.score:.3f}, {100 * found.kept:.0f} % of the "
-        f"{found.public:.3f} without privacy; η₀ from {low:g} to {high:g} loses at most a point",
+        _what(found),
+        _why(found),
+        promise,
+        f"expected: on surrogates its {name} is {found.choice.score:.3f}, {100 * found.kept:.0f} % "
+        f"of the {found.public:.3f} without privacy; η₀ from {low:g} to {high:g} loses at most a "
+        f"point",
         f"it costs {found.traffic / 1e6:.3g} MB of traffic and {found.local_steps:,} local steps, "
         f"over all users and rounds",
+        *notes,
     ]
+    if found.facts.image_shape is not None:
+        steps = json.dumps(hog_steps(found.facts.image_shape))
+        lines.append(f"Features: data.preprocess = {steps}, which costs no privacy.")
     if found.smaller:
         lines.append(found.smaller)
     if found.facts.similarity is None:
@@ -60,6 +68,39 @@ def plan_lines(found: Recommendation) -> list[str]:
     lines += found.preset.remarks
     lines.append("Nothing private was read: no privacy was spent on this choice.")
     return lines
+
+
+def _what(found: Recommendation) -> str:
+    setting, plan = found.setting, found.setting.plan
+    assert setting.privacy is not None
+    weights = "records" if plan.weighting == "records" else "users"
+    part = "half" if plan.tail == 0.5 else f"{plan.tail:g}"
+    secure = "" if setting.secure is None else " with secure sums"
+    return (
+        f"DP-{setting.algorithm.shown}{secure}: T = {plan.rounds} rounds, K = {plan.local_steps} "
+        f"steps, {setting.cohort_size} of {setting.users} users a round (l = {plan.user_ratio:g}), "
+        f"batches of s = {plan.data_ratio:g}, a mean by {weights}, C = {setting.privacy.clip:g}, "
+        f"η₀ = {found.choice.rate:g}, the average of the last {part} of the rounds"
+    )
+
+
+def _why(found: Recommendation) -> str:
+    """How the plan compares with the other candidates that were looked at closely."""
+    others = sorted((one for one in found.tried if one.cautious), key=lambda one: -one.score)
+    if not others:
+        return "why: no other candidate came near it in a quick look"
+    shown = "; ".join(f"{_named(one)} {one.score:.3f}" for one in others[:4])
+    tied = others[0].score > found.choice.score
+    tie = ", which surrogates cannot tell from it" if tied else ""
+    ours = f"{_named(found.choice)} {found.choice.score:.3f}"
+    return f"why: {ours} on surrogates, against {shown}{tie}"
+
+
+def _named(choice: Choice) -> str:
+    setting = choice.setting
+    secure = "" if setting.secure is None else " with secure sums"
+    steps, rounds = setting.plan.local_steps, setting.plan.rounds
+    return f"{setting.algorithm.name}{secure} (K = {steps}, T = {rounds})"
 
 
 def _promise(found: Recommendation) -> list[str]:
@@ -82,8 +123,23 @@ def _promise(found: Recommendation) -> list[str]:
                 f"This is for removing a record's content. For replacing one record by another, "
                 f"ε = {round_up(replaced)}."
             )
+    alone = epsilon_alone(found)
+    if alone is not None:
+        lines.append(
+            f"The server sees sums of uploads only. If all other sites collude with it, "
+            f"ε alone = {round_up(alone)}."
+        )
     note = large_delta(run)
     return [*lines, note] if note else lines
+
+
+def epsilon_alone(found: Recommendation) -> float | None:
+    """What a site's own noise keeps if all other sites collude with the server; None where the
+    server sees every upload."""
+    run = found.setting.describe()
+    if run is None or run.secure is None:
+        return None
+    return Released(run, run.rounds).towards(ALONE).epsilon
 
 
 def as_json(found: Recommendation) -> dict[str, Any]:
@@ -94,6 +150,7 @@ def as_json(found: Recommendation) -> dict[str, Any]:
         "recommended": as_tables(found),
         "noise": setting.privacy.noise,
         "delta": None if run is None else run.delta,
+        "epsilon": {"towards": towards(found), "value": found.goal.epsilon, **_alone(found)},
         "remarks": list(found.preset.remarks),
         "score": {
             "name": score_name(found),
@@ -109,6 +166,9 @@ def as_json(found: Recommendation) -> dict[str, Any]:
             {
                 "algorithm": one.setting.algorithm.name,
                 "rounds": one.setting.plan.rounds,
+                "local_steps": one.setting.plan.local_steps,
+                "secure": one.setting.secure is not None,
+                "tail": one.setting.plan.tail,
                 "clip": one.setting.privacy.clip if one.setting.privacy else None,
                 "learning_rate": one.rate,
                 "score": one.score,
@@ -121,6 +181,11 @@ def as_json(found: Recommendation) -> dict[str, Any]:
     }
 
 
+def _alone(found: Recommendation) -> dict[str, float]:
+    alone = epsilon_alone(found)
+    return {} if alone is None else {"alone": alone}
+
+
 def _rates(choice: Choice) -> list[dict[str, Any]]:
     return [{"learning_rate": t.rate, "scores": list(t.scores)} for t in choice.trials]
 
@@ -131,6 +196,9 @@ def _completed(found: Recommendation, given: Mapping[str, Any]) -> dict[str, Any
     for name, table in tables.items():
         kept = whole.get(name, {}) if name in ("plan", "task", "facts") else {}
         whole[name] = {**table, **kept, **table} if name != "task" else {**table, **kept}
+    shape, data = found.facts.image_shape, given.get("data")
+    if shape is not None and data is not None:
+        whole["data"] = {**data, "preprocess": hog_steps(shape)}
     limits = {k: v for k, v in given.get("privacy", {}).items() if k != "noise"}
     whole["privacy"] = {**limits, **tables["privacy"]}
     if found.preset.algorithm is not None and given.get("algorithm"):
