@@ -559,9 +559,9 @@ def test_one_run_takes_its_grant_from_the_budget_file(config, tmp_path):
     answer = command(*given, "--one-run", 20, "--out", tmp_path / "first")
     assert answer.exit_code == 0, answer.output
     assert "trained on the real records and spent" in " ".join(answer.output.split())
-    book = BudgetFile(budget).read()
-    (grant,) = book.grants.values()
-    assert grant.epsilon >= claimed and book.participations == {grant.run: 2}
+    contents = BudgetFile(budget).read()
+    (grant,) = contents.grants.values()
+    assert grant.epsilon >= claimed and contents.participations == {grant.run: 2}
     before = budget.read_bytes()
     refused = command(*given, "--one-run", 20, "--out", tmp_path / "second")
     assert isinstance(refused.exception, BadInput) and "left" in str(refused.exception)

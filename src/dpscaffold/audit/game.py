@@ -21,7 +21,7 @@ from dpscaffold.audit.pairs import BETWEEN_ROUNDS, between_rounds
 from dpscaffold.audit.subject import AuditSubject, SentModel
 from dpscaffold.audit.tally import CHANGE, CONTROL, MOVE, RESTORED, UploadTally
 from dpscaffold.audit.watching import WatchedSimulator
-from dpscaffold.engines import Draw, State
+from dpscaffold.engines import Draw, Simulator, State
 from dpscaffold.engines.rounds import announced
 from dpscaffold.privacy.loss import Array
 from dpscaffold.setting import Setting
@@ -86,7 +86,7 @@ def play(
 
 def sent(
     setting: Setting,
-    engine: WatchedSimulator,
+    engine: Simulator,
     phase: Algorithm,
     draw: Draw,
     number: int,

@@ -261,7 +261,7 @@ class OneRunRequest:
         return cls(setting, case.federation, case.subject.run, canaries, out, rng)
 
     def check(self) -> None:
-        """Refuse, before anything is played or written, what could not be run or booked."""
+        """Refuse, before anything is played or written, what could not be run or reserved."""
         refuse_unfit(self.federation)
         PrivacyAccount(self.setting).check_room()
         RunFolder(self.out).check_free()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from dpscaffold.audit.game import NOT_FINITE, STATISTICS, Played, server_games
 from dpscaffold.audit.limits import Proof, prove, weighted
 from dpscaffold.audit.onerun import OneRun
 from dpscaffold.audit.probes import PROBED, probe_games
+from dpscaffold.audit.secure import OF_SECURE_SUMS, MaskCheck, Nibbles, SumAttack
 from dpscaffold.audit.subject import AuditedRun, AuditSubject, Claim
 from dpscaffold.audit.sums import OF_SUMS, statistics, sum_games
 from dpscaffold.checks import number, whole
@@ -24,7 +25,7 @@ from dpscaffold.privacy.loss import Array
 #: Games on each dataset that look for noise which repeats, or is shared with others or a seed.
 PROBES = 200
 #: The share of the minutes and of the chance of error that each view may take.
-SHARES = {"server": 0.7, "third_party": 0.15, "participant": 0.15}
+SHARES = {"server": 0.7, "third_party": 0.15, "participant": 0.15, "alone": 0.3}
 #: The statistic that is made of single uploads.
 WEIGHTED = "uploads of every round, weighted"
 #: About how many steps of users are played at a time; the time is looked at in between.
@@ -75,6 +76,8 @@ class Finding:
     not_finite: int
     seconds: float
     points: tuple[tuple[float, float], ...]
+    colluders: int = 0
+    masks: MaskCheck | None = None
 
     @property
     def ratio(self) -> float:
@@ -83,9 +86,11 @@ class Finding:
 
     @property
     def beaten(self) -> bool:
-        """Whether the claim is refuted, by ε at δ or by its trade-off curve; uploads that are not
-        finite refute it too, since every claim rests on clipping that holds for all floats."""
-        return self.proved > self.claimed or self.curve_beaten or self.not_finite > 0
+        """Whether the claim is refuted, by ε at δ or by its trade-off curve. Uploads that are not
+        finite refute it too, since every claim rests on clipping that holds for all floats; so do
+        masked uploads that are not uniform, since then the server sees more than sums."""
+        refuted = self.proved > self.claimed or self.curve_beaten or self.not_finite > 0
+        return refuted or (self.masks is not None and self.masks.refuted)
 
 
 @dataclass(frozen=True)
@@ -118,6 +123,8 @@ class Report:
         said = asdict(self)
         for row, finding in zip(said["findings"], self.findings, strict=True):
             row |= {"ratio": finding.ratio, "beaten": finding.beaten}
+            if finding.masks is not None:
+                row["masks"]["refuted"] = finding.masks.refuted
         if self.one_run:
             said["one_run"] |= {"ratio": self.one_run.ratio, "beaten": self.one_run.beaten}
         return said | {"beaten": self.beaten}
@@ -161,30 +168,69 @@ def audit(
     )
 
 
-def _play(
-    subject: AuditSubject,
-    claim: Claim,
-    trials: int,
-    rng: np.random.Generator,
-    left: Callable[[], float],
-    watch: Watch | None,
-) -> Played:
-    """Play ``trials`` games block by block, or as many as the time ``left`` allows."""
-    server = claim.view == "server"
-    parts: list[Played] = []
-    games, block = 0, _block(subject, 1 if server else subject.run.cohort_size)
-    while games < trials and (left() > 0 or not parts):
-        size = min(block, trials - games)
-        parts.append(
-            server_games(subject, size, rng)
-            if server
-            else sum_games(subject, size, rng, claim.colluders)
+@dataclass(frozen=True)
+class _Stage:
+    """One view of an audit: its claim, how sure it may be, and how long it may take."""
+
+    subject: AuditSubject
+    claim: Claim
+    limits: AuditLimits
+    confidence: float
+    seconds: float
+    watch: Watch | None
+    started: float
+
+    def play(self, users: int, block_of: Callable[[int], Played]) -> Played:
+        """Play the trials block by block, or as many as the time allows. A game has ``users``."""
+        trials, games = self.limits.trials, 0
+        parts: list[Played] = []
+        block = _block(self.subject, users)
+        while games < trials and (self._left() > 0 or not parts):
+            size = min(block, trials - games)
+            parts.append(block_of(size))
+            games += size
+            if self.watch:
+                self.watch(self.claim.view, games, trials, max(0.0, self._left()))
+        inside, outside = (np.concatenate([part[k] for part in parts], axis=1) for k in (0, 1))
+        return inside, outside
+
+    def _left(self) -> float:
+        return self.seconds - (time.monotonic() - self.started)
+
+    def prove(self, inside: Array, outside: Array, confidence: float, for_curve: int = 0) -> Proof:
+        """What games prove against the claim."""
+        claim = self.claim
+        return prove(inside, outside, claim.delta, confidence, claim.curve, for_curve)
+
+    def finding(
+        self,
+        proofs: Sequence[tuple[Proof, tuple[str, ...]]],
+        played: Played,
+        not_finite: int = 0,
+        masks: MaskCheck | None = None,
+    ) -> Finding:
+        """The best of some proofs, each with the names of its statistics. The last is about the
+        games ``played``."""
+        best, names = max(proofs, key=lambda pair: pair[0].epsilon)
+        claim, last = self.claim, proofs[-1][0].statistic
+        return Finding(
+            claim.view,
+            claim.bound,
+            claim.epsilon,
+            claim.delta,
+            best.epsilon,
+            self.limits.confidence,
+            played[0].shape[1],
+            names[best.statistic],
+            best.hits,
+            best.false_alarms,
+            any(proof.curve_beaten for proof, _ in proofs),
+            not_finite,
+            round(time.monotonic() - self.started, 2),
+            _points(played[0][last], played[1][last]),
+            claim.colluders,
+            masks,
         )
-        games += size
-        if watch:
-            watch(claim.view, games, trials, max(0.0, left()))
-    inside, outside = (np.concatenate([part[k] for part in parts], axis=1) for k in (0, 1))
-    return inside, outside
 
 
 def _view(
@@ -196,45 +242,43 @@ def _view(
     rng: np.random.Generator,
     watch: Watch | None,
 ) -> Finding:
-    """All games of one view, and the better of what its two kinds of game prove. Sums are played
-    on the loss that lifts a canary out of them, where there is one."""
-    started = time.monotonic()
+    """All games of one view, and what they prove."""
+    stage = _Stage(subject, claim, limits, confidence, seconds, watch, time.monotonic())
+    if subject.run.secure is not None:
+        return _through_secure_sums(stage, subject.run.secure.least, rng)
+    return _as_server(stage, rng) if claim.view == "server" else _as_outsider(stage, rng)
 
-    def left() -> float:
-        return seconds - (time.monotonic() - started)
 
-    server = claim.view == "server"
-    names_of: tuple[str, ...] = (*STATISTICS, WEIGHTED) if server else OF_SUMS
-    if not server and (lifted := escaping(subject, claim.colluders)):
-        subject, names_of = lifted, tuple(f"{name}, on an escaping loss" for name in OF_SUMS)
-    proofs: list[tuple[Proof, tuple[str, ...]]] = []
-    if server:
-        probed = probe_games(subject, PROBES, rng)
-        confidence = 1 - (1 - confidence) / 2
-        proofs.append((prove(*probed, claim.delta, confidence, claim.curve), PROBED))
-    inside, outside = _play(subject, claim, limits.trials, rng, left, watch)
-    games = inside.shape[1]
-    inside, outside = (told_apart if server else statistics)(inside, outside)
-    for_curve = int(server)  # the weighted statistic
-    found = prove(inside, outside, claim.delta, confidence, claim.curve, for_curve)
-    proofs.append((found, names_of))
-    best, names = max(proofs, key=lambda pair: pair[0].epsilon)
-    return Finding(
-        claim.view,
-        claim.bound,
-        claim.epsilon,
-        claim.delta,
-        best.epsilon,
-        limits.confidence,
-        games,
-        names[best.statistic],
-        best.hits,
-        best.false_alarms,
-        any(proof.curve_beaten for proof, _ in proofs),
-        _not_finite(inside, outside) if server else 0,
-        round(time.monotonic() - started, 2),
-        _points(inside[found.statistic], outside[found.statistic]),
-    )
+def _as_server(stage: _Stage, rng: np.random.Generator) -> Finding:
+    """The server sees every upload: the better of what two kinds of game prove."""
+    subject, sure = stage.subject, 1 - (1 - stage.confidence) / 2
+    proofs = [(stage.prove(*probe_games(subject, PROBES, rng), sure), PROBED)]
+    played = told_apart(*stage.play(1, lambda games: server_games(subject, games, rng)))
+    # The weighted statistic is for the curve alone.
+    proofs.append((stage.prove(*played, sure, for_curve=1), (*STATISTICS, WEIGHTED)))
+    return stage.finding(proofs, played, _not_finite(*played))
+
+
+def _as_outsider(stage: _Stage, rng: np.random.Generator) -> Finding:
+    """Sums are played on the loss that lifts a canary out of them, where there is one."""
+    subject, names, colluders = stage.subject, OF_SUMS, stage.claim.colluders
+    if lifted := escaping(subject, colluders):
+        subject, names = lifted, tuple(f"{name}, on an escaping loss" for name in OF_SUMS)
+        stage = replace(stage, subject=lifted)
+    users = subject.run.cohort_size
+    played = statistics(*stage.play(users, lambda games: sum_games(subject, games, rng, colluders)))
+    return stage.finding([(stage.prove(*played, stage.confidence), names)], played)
+
+
+def _through_secure_sums(stage: _Stage, least: int, rng: np.random.Generator) -> Finding:
+    """A server that sees sums of integers, with k sites or with all others."""
+    subject, hidden = stage.subject, stage.claim.view == "server"
+    attack = SumAttack(stage.claim.colluders, least if hidden else subject.run.cohort_size)
+    nibbles, sure = Nibbles(), 1 - (1 - stage.confidence) / (2 if hidden else 1)
+    played = stage.play(attack.members, lambda games: attack.games(subject, games, rng, nibbles))
+    proof = stage.prove(*played, sure)
+    masks = nibbles.check(1 - sure) if hidden else None
+    return stage.finding([(proof, OF_SECURE_SUMS)], played, masks=masks)
 
 
 def told_apart(inside: Array, outside: Array) -> Played:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -21,7 +21,8 @@ from dpscaffold.federation import Federation
 from dpscaffold.federation.schema import Kind
 from dpscaffold.planning.asked import planned_setting
 from dpscaffold.privacy import LEDGER, VIEWS, Mechanism, TradeOff, bound_for, no_guarantee
-from dpscaffold.privacy.bounds import USER_SAMPLING
+from dpscaffold.privacy.bound import ALONE, SERVER, Laws
+from dpscaffold.privacy.bounds import RANDOM_PARTICIPATION, USER_SAMPLING
 from dpscaffold.privacy.human import losses
 from dpscaffold.privacy.laws import participations_laws
 from dpscaffold.randomness.streams import Randomness
@@ -29,6 +30,7 @@ from dpscaffold.runs.ledger import read_account
 from dpscaffold.setting import Setting
 from dpscaffold.setting.gaussian import Gaussian
 from dpscaffold.setting.plan import Plan
+from dpscaffold.setting.secure import Secure
 from dpscaffold.tasks import Task
 
 
@@ -84,7 +86,15 @@ class AuditSubject:
     def setting(self, federation: Federation) -> Setting:
         """The setting of a game on these users."""
         algorithm = self.algorithm.replace(full_pass=False)
-        return Setting(federation.roster, self.task, algorithm, self.plan, self.privacy)
+        return Setting(
+            federation.roster, self.task, algorithm, self.plan, self.privacy, secure=self.secure
+        )
+
+    @property
+    def secure(self) -> Secure | None:
+        """The run's secure sums; None where the server sees every upload."""
+        terms = self.run.secure
+        return None if terms is None else Secure(terms.colluders, terms.least, self.run.voids)
 
     def federation(self, tables: list[bool | None]) -> Federation:
         """Users with the canary (True), without it (False), and others (None)."""
@@ -183,7 +193,7 @@ def read_case(source: Path, overrides: list[str] | None = None) -> AuditedRun:
         setting,
         federation,
         seeded,
-        _hidden(run),
+        _not_played(run),
     )
 
 
@@ -193,10 +203,11 @@ def _described(setting: Setting) -> Mechanism:
         raise BadInput(
             "no-privacy", "the run is not private (no [privacy]), so it claims nothing to audit"
         )
-    if run.secure is not None:
+    if setting.algorithm.sums is not None:
         raise BadInput(
             "not-applicable",
-            "the run has secure sums, which the audit does not play; audit it without [secure]",
+            f"algorithm.name is {setting.algorithm.name!r}, whose one sum the games do not play; "
+            f"audit an algorithm with local steps",
         )
     return run
 
@@ -224,6 +235,8 @@ def subject_of(
 
 def claims_of(run: Mechanism, participations: int | None, colluders: int = 1) -> dict[str, Claim]:
     """ε of training alone by view: over the draw, or given that a user took part so often."""
+    if run.secure is not None:
+        return secure_claims(run, participations, run.secure.colluders)
     claims = {}
     colluders = min(colluders, max(1, run.users - 1))
     for view in VIEWS:
@@ -234,18 +247,39 @@ def claims_of(run: Mechanism, participations: int | None, colluders: int = 1) ->
             if bound is USER_SAMPLING:  # it rests on a hidden draw, which these games reveal
                 continue
             laws, name = losses(bound, run), bound.name
-        epsilon = max(law.epsilon(run.delta) for law in laws)
-        if not np.isfinite(epsilon):
-            raise BadInput(
-                "epsilon-infinite",
-                f"the claim at delta={run.delta} is infinite; give a larger delta",
-            )
-        k = colluders if view == "participant" else 0
-        claims[view] = Claim(view, name, float(epsilon), run.delta, TradeOff.of(laws), k)
+        claims[view] = _claim(run, view, name, laws, colluders if view == "participant" else 0)
     return claims
 
 
-def _hidden(run: Mechanism) -> str:
+def secure_claims(run: Mechanism, participations: int | None, colluders: int) -> dict[str, Claim]:
+    """The two claims of secure sums: towards a server with at most k sites, and towards a server
+    with all other sites."""
+    if participations is not None:
+        own = replace(run, secure=None)
+        known = [(LEDGER.name, participations_laws(one, participations)) for one in (run, own)]
+    else:
+        bounds = (bound_for(run, SERVER), RANDOM_PARTICIPATION)
+        known = [(bound.name, losses(bound, run)) for bound in bounds]
+    helpers = (colluders, run.cohort_size - 1)
+    return {
+        view: _claim(run, view, name, laws, k)
+        for view, (name, laws), k in zip((SERVER, ALONE), known, helpers, strict=True)
+    }
+
+
+def _claim(run: Mechanism, view: str, bound: str, laws: Laws, colluders: int) -> Claim:
+    epsilon = max(law.epsilon(run.delta) for law in laws)
+    if not np.isfinite(epsilon):
+        raise BadInput(
+            "epsilon-infinite",
+            f"the claim at delta={run.delta} is infinite; give a larger delta",
+        )
+    return Claim(view, bound, float(epsilon), run.delta, TradeOff.of(laws), colluders)
+
+
+def _not_played(run: Mechanism) -> str:
+    if run.secure is not None:
+        return "third parties and participants, who see no more than the server with its sites"
     if bound_for(run, "third_party") is USER_SAMPLING:
         return "the third party's claim rests on a hidden draw, which these games reveal"
     return ""

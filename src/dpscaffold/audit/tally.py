@@ -71,9 +71,9 @@ class UploadTally:
         """Likelihood ratios of one participation: with fresh batches the canary is in
         h ~ Binomial(K, q) of them; with one batch for all steps it is in all K or in none."""
         drawn, variance = np.array([0.0, 1.0]), self.steps * self.spread**2
-        hits, chances = _hits(self.steps, self.rate)
+        hits, chances = canary_hits(self.steps, self.rate)
         once = binom.logpmf(drawn, 1, self.rate)
-        return _ratio(left, hits, chances, variance), _ratio(
+        return likelihood_ratio(left, hits, chances, variance), likelihood_ratio(
             left, drawn * self.steps, once, variance
         )
 
@@ -88,11 +88,13 @@ class UploadTally:
         ratios = np.zeros_like(sums)
         for times in np.unique(self.times[self.times > 0]):
             steps, mine = int(times) * self.steps, self.times == times
-            ratios[mine] = _ratio(sums[mine], *_hits(steps, self.rate), steps * self.spread**2)
+            ratios[mine] = likelihood_ratio(
+                sums[mine], *canary_hits(steps, self.rate), steps * self.spread**2
+            )
         return ratios
 
 
-def _hits(steps: int, rate: float) -> tuple[Array, Array]:
+def canary_hits(steps: int, rate: float) -> tuple[Array, Array]:
     """In how many of this many batches a record may be, and the logarithms of the chances."""
     middle, reach = steps * rate, 9 * math.sqrt(steps * rate) + 9
     lowest, highest = max(0, int(middle - reach)), min(steps, int(middle + reach))
@@ -100,7 +102,7 @@ def _hits(steps: int, rate: float) -> tuple[Array, Array]:
     return hits, binom.logpmf(hits, steps, rate)
 
 
-def _ratio(values: Array, hits: Array, chances: Array, variance: float) -> Array:
+def likelihood_ratio(values: Array, hits: Array, chances: Array, variance: float) -> Array:
     """log of Σ_h P(h)·N(value; h, variance) / N(value; 0, variance)."""
     exponent = (np.outer(values, hits) - hits**2 / 2) / variance
     return np.asarray(logsumexp(exponent + chances, axis=1))

@@ -15,6 +15,7 @@ from dpscaffold.report.fitting import legible
 
 if TYPE_CHECKING:
     from dpscaffold.audit.play import Report
+    from dpscaffold.audit.subject import AuditedRun
 
 #: The exit status of an audit that refutes a claim.
 BEATEN = 4
@@ -34,7 +35,10 @@ def audit_command(
         float, typer.Option(help="Confidence level of all proved bounds together.")
     ] = 0.99,
     view: Annotated[
-        str | None, typer.Option(help="Only this adversary: server, third-party or participant.")
+        str | None,
+        typer.Option(
+            help="Only this adversary: server, third-party, participant, or alone (secure sums)."
+        ),
     ] = None,
     one_run: Annotated[
         int | None,
@@ -65,6 +69,7 @@ def audit_command(
     views = _views(view, tuple(SHARES))
     _check_options(one_run, out, figure)
     case = read_case(source, set_ or [])
+    _check_views(view, case, one_run)
     asked = None
     if one_run is not None and out is not None:
         asked = OneRunRequest.of(case, one_run, out, seed)
@@ -146,6 +151,23 @@ def _views(view: str | None, known: tuple[str, ...]) -> tuple[str, ...]:
     name = view.replace("-", "_")
     if name not in known:
         raise BadInput(
-            "unknown-view", f"--view is {view!r}; give server, third-party or participant"
+            "unknown-view", f"--view is {view!r}; give server, third-party, participant or alone"
         )
     return (name,)
+
+
+def _check_views(view: str | None, case: AuditedRun, one_run: int | None) -> None:
+    """Refuse what does not go with secure sums, or needs them."""
+    secure = case.subject.run.secure is not None
+    if view in (("third-party", "third_party", "participant") if secure else ("alone",)):
+        known = "server or alone" if secure else "server, third-party or participant"
+        which = "with" if secure else "without"
+        raise BadInput(
+            "unknown-view", f"--view is {view!r} for a run {which} secure sums; give {known}"
+        )
+    if secure and one_run is not None:
+        raise BadInput(
+            "not-applicable",
+            f"--one-run is {one_run}, and secure sums show no single upload to look for canaries "
+            f"in; leave --one-run and --out out",
+        )

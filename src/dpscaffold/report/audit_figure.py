@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from dpscaffold.audit.play import Report
+from dpscaffold.audit.play import Finding, Report
+from dpscaffold.audit.secure import MaskCheck
 from dpscaffold.audit.subject import AuditedRun
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.showing import round_up
@@ -20,7 +21,7 @@ def plot_audit(report: Report, case: AuditedRun, path: Path | str) -> None:
         raise BadInput("nothing-to-draw", "no game was played, so there is nothing to draw")
     figure = new_figure(7.6, 3.4)
     left, right = figure.subplots(1, 2)
-    names = [finding.view.replace("_", " ") for finding in report.findings]
+    names = [adversary(finding) for finding in report.findings]
     places = np.arange(len(names))
     left.bar(places - 0.2, [f.claimed for f in report.findings], 0.4, label="claimed", color="0.75")
     left.bar(places + 0.2, [f.proved for f in report.findings], 0.4, label="proved", color="C0")
@@ -39,6 +40,16 @@ def plot_audit(report: Report, case: AuditedRun, path: Path | str) -> None:
     save_figure(figure, path)
 
 
+def adversary(finding: Finding) -> str:
+    """Who played, for a table or a figure."""
+    k = finding.colluders
+    if finding.view == "alone":
+        return "server with all other sites"
+    if finding.view == "server" and finding.masks is not None:
+        return f"server with {k} site" + ("" if k == 1 else "s") if k else "server with no site"
+    return finding.view.replace("_", " ")
+
+
 def round_down(value: float) -> str:
     """A proved ε for reading: never more than was proved.
 
@@ -52,7 +63,7 @@ def audit_rows(report: Report) -> list[tuple[str, ...]]:
     """View, proved, claimed, ratio, games and the statistic that proved it."""
     rows: list[tuple[str, ...]] = [
         (
-            f.view.replace("_", " "),
+            adversary(f),
             round_down(f.proved),
             round_up(f.claimed),
             f"{f.ratio:.2f}",
@@ -99,6 +110,20 @@ def audit_sentences(report: Report, confidence: float) -> list[str]:
         said.append(f"One record moves a clipped sum {length}: the clip does not hold.")
     if any(f.not_finite for f in report.findings):
         said.append("Some uploads were not finite: the clip does not hold for every float.")
+    said += [_mask_sentence(f.masks) for f in report.findings if f.masks is not None]
     if report.beaten:
         said.append("THE CLAIM IS BEATEN: the stated epsilon is too small.")
     return said
+
+
+def _mask_sentence(masks: MaskCheck) -> str:
+    """What the tests of the masked uploads say."""
+    if masks.refuted:
+        return (
+            f"The masks do not hide single uploads: the {masks.least_uniform} is not uniform "
+            f"(p = {masks.p_value:.1e})."
+        )
+    return (
+        f"Without the keys of two honest sites, single uploads look uniform: p = "
+        f"{masks.p_value:.2g} for {masks.words:,} numbers, refuted below {masks.tail:.2g}."
+    )

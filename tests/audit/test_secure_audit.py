@@ -1,0 +1,258 @@
+"""The audit of secure sums passes the deployed masks and the engine as they are, and fails planted
+mistakes. Its confidence is 0.99; seeds are fixed, so these tests pass or fail for good."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from refusals import refuses
+from typer.testing import CliRunner
+
+from dpscaffold.audit import subject as subject_module
+from dpscaffold.audit.play import AuditLimits, audit
+from dpscaffold.audit.secure import MaskedList, Nibbles, SumAttack
+from dpscaffold.audit.subject import read_case
+from dpscaffold.cli import app
+from dpscaffold.deployment.site import secure as site_module
+from dpscaffold.engines.participation import steps as steps_module
+from dpscaffold.privacy import aggregate as aggregate_module
+from dpscaffold.randomness.streams import Randomness
+from dpscaffold.setting.secure import Secure, SumPlan
+
+CONFIG = """
+[data]
+source = "synthetic"
+users = 6
+records = 40
+[algorithm]
+name = "fedavg"
+[plan]
+rounds = 2
+local_steps = 1
+user_ratio = 1.0
+data_ratio = 0.5
+[privacy]
+clip = 0.5
+noise = 0.7
+delta = 1e-3
+[secure]
+colluders = 1
+"""
+QUICK = AuditLimits(trials=120, minutes=1.0, seed=3)
+#: One attempt with the whole table: the most that a game can show.
+ONCE = ("plan.rounds=1", "plan.data_ratio=1.0")
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "secure.toml"
+    path.write_text(CONFIG)
+    return path
+
+
+def audited(config, *overrides, views=("server", "alone"), trials=120):
+    return audit(read_case(config, list(overrides)), replace(QUICK, trials=trials), views)
+
+
+HONEST = [
+    (),
+    ("privacy.sampling=poisson", "privacy.secret=true"),
+    ("secure.least=4", "secure.voids=2", "secure.colluders=2"),
+    ("secure.colluders=0", "plan.user_ratio=0.5", "plan.rounds=4"),
+    ("privacy.unit=user", "privacy.noise=2"),
+]
+
+
+@pytest.mark.parametrize("overrides", HONEST, ids=" ".join)
+def test_nobody_beats_secure_sums_as_they_are(config, overrides):
+    report = audited(config, *overrides, trials=100)
+    server, alone = report.findings
+    assert not report.beaten and not server.masks.refuted and alone.masks is None
+    assert server.claimed < alone.claimed
+    assert (server.bound, alone.bound) == ("secure_sums", "random_participation")
+    assert alone.colluders == read_case(config, list(overrides)).subject.run.cohort_size - 1
+
+
+def test_a_quarter_of_both_claims_is_proved(config):
+    report = audited(
+        config, *ONCE, "data.users=3", "privacy.noise=0.7", "privacy.delta=0.01", trials=1000
+    )
+    assert not report.beaten
+    for finding in report.findings:
+        assert 1 / 4 < finding.ratio < 1
+
+
+@pytest.mark.parametrize("kind", ["<u4", "<u8"])
+def test_the_sum_less_what_colluders_know_is_the_honest_sum(kind):
+    """With the keys of colluders nothing else is left; without them one upload is uniform."""
+    rng = np.random.default_rng(1)
+    words = rng.integers(0, 1000, (40, 5, 30)).astype(kind)
+    for colluders in (0, 2, 4):
+        listed = MaskedList.of(5, colluders, rng)
+        attempts = listed.attempts(40)
+        uploads = listed.masked(words, 1, attempts)
+        total = listed.honest_sum(uploads, words)
+        assert (total == words[:, : 5 - colluders].sum(1)).all()
+        single = listed.bare(uploads, 0, 1, attempts)
+        assert (single == words[:, 0]).all() == (colluders == 4)
+        nibbles = Nibbles()
+        nibbles.add(0, single)
+        assert nibbles.check(1e-6).refuted == (colluders == 4)
+
+
+# --- planted mistakes -------------------------------------------------------------------------
+
+
+def test_noise_that_does_not_follow_the_list(config, monkeypatch):
+    """Noise for 12 members in a list of 4: about half of what it should be."""
+    setting = (*ONCE, "data.users=12", "secure.least=4", "privacy.noise=0.25")
+    assert not audited(config, *setting, views=("server",), trials=300).beaten
+    monkeypatch.setattr(SumPlan, "noise_for", lambda self, members: self.noise)
+    assert audited(config, *setting, views=("server",), trials=300).beaten
+
+
+def test_noise_that_counts_on_colluders(config, monkeypatch):
+    """√(m/|A|) in place of √((m − k)/(|A| − k)) in a list of 4 with 2 colluders."""
+    few = ("data.users=20", "secure.least=4", "secure.colluders=2")
+    setting = (*ONCE, *few, "privacy.noise=0.15")
+    assert not audited(config, *setting, views=("server",), trials=800).beaten
+    proper = Secure.noise_for
+    monkeypatch.setattr(
+        Secure, "noise_for", lambda self, *given: proper(replace(self, colluders=0), *given)
+    )
+    assert audited(config, *setting, views=("server",), trials=800).beaten
+
+
+def test_an_account_that_counts_on_colluders(config, monkeypatch):
+    """√m in place of √(m − k): the noise of 2 colluders of 4."""
+    setting = (*ONCE, "data.users=4", "secure.colluders=2", "privacy.noise=0.4")
+    assert not audited(config, *setting, views=("server",), trials=700).beaten
+    proper = aggregate_module.secure_factors
+
+    def naive(run):
+        return proper(replace(run, secure=replace(run.secure, colluders=0)))
+
+    monkeypatch.setattr(aggregate_module, "secure_factors", naive)
+    assert audited(config, *setting, views=("server",), trials=700).beaten
+
+
+def test_an_account_without_void_attempts(config):
+    """Four attempts that the server voided are not in the claim."""
+    case = read_case(config, [*ONCE, "data.users=3", "secure.voids=4", "privacy.noise=0.9"])
+    run = replace(case.subject.run, voids=0)
+    wrong = replace(case, claims=subject_module.claims_of(run, None))
+    limits = replace(QUICK, trials=250)
+    assert not audit(case, limits, ("server",)).beaten
+    assert audit(wrong, limits, ("server",)).beaten
+
+
+def test_a_site_that_relies_on_the_noise_of_others(config, monkeypatch):
+    """Its own noise is missing: the others still hide it from the server, more or less, and nobody
+    hides it if they collude."""
+
+    class Silent:
+        def standard_normal(self, dtype, out):
+            out[...] = 0.0
+
+    proper = Randomness.normals
+    monkeypatch.setattr(
+        Randomness,
+        "normals",
+        lambda self, round, user: proper(self, round, user) if user else Silent(),
+    )
+    assert audited(config, views=("alone",)).beaten
+
+
+def test_noise_of_half_the_scale(config, monkeypatch):
+    proper = steps_module.Scales._spread
+    monkeypatch.setattr(
+        steps_module.Scales, "_spread", lambda self, bound: 0.5 * proper(self, bound)
+    )
+    for finding in audited(config, *ONCE, "data.users=3", "privacy.noise=0.6", trials=300).findings:
+        assert finding.beaten
+
+
+def one_label(*given):
+    """The mask of round 1, attempt 1, whatever is asked for."""
+    pairs, name, _, _, agreed, count, bits = given
+    return PROPER(pairs, name, 1, 1, agreed, count, bits)
+
+
+def short(*given):
+    """A mask of 24 bits."""
+    return PROPER(*given) & 0xFFFFFF
+
+
+def no_mask(*given):
+    return 0 * PROPER(*given)
+
+
+PROPER = site_module.mask
+
+
+@pytest.mark.parametrize("mistake", [one_label, short, no_mask])
+def test_masks_that_are_reused_or_short_or_missing(config, monkeypatch, mistake):
+    monkeypatch.setattr(site_module, "mask", mistake)
+    report = audited(config, views=("server",), trials=100)
+    assert report.beaten and report.findings[0].masks.refuted
+
+
+# --- the command ------------------------------------------------------------------------------
+
+
+def command(*words):
+    return CliRunner().invoke(app, ["audit", *map(str, words)], env={"COLUMNS": "200"})
+
+
+def test_the_command_names_both_adversaries(config):
+    short = ("--trials", 100, "--minutes", 0.05, "--seed", 1)
+    answer = command(config, *short)
+    assert answer.exit_code == 0, answer.output
+    for words in ("server with 1 site", "all other sites", "look uniform"):
+        assert words in " ".join(answer.output.split())
+    found = json.loads(command(config, *short, "--json", "--view", "server").stdout)
+    (server,) = found["findings"]
+    assert server["colluders"] == 1 and server["masks"]["refuted"] is False
+    assert server["masks"]["p_value"] > server["masks"]["tail"] > 0
+    (alone,) = json.loads(command(config, *short, "--json", "--view", "alone").stdout)["findings"]
+    assert alone["colluders"] == 5 and alone["masks"] is None
+
+
+@pytest.mark.parametrize(
+    ("words", "refusal"),
+    [
+        (("--one-run", "20", "--out", "one"), "not-applicable: --one-run is 20"),
+        (("--view", "third-party"), "unknown-view: --view is 'third-party'"),
+        (("--view", "alone", "--set", "secure.colluders=5"), "too-few-sites: secure.colluders"),
+    ],
+)
+def test_what_does_not_go_with_secure_sums_is_refused(config, words, refusal, tmp_path):
+    """One sentence, and nothing is written."""
+    with refuses(refusal):
+        raise command(config, *words).exception
+    assert list(tmp_path.iterdir()) == [config]
+
+
+def test_only_secure_sums_have_the_view_alone(config):
+    config.write_text(CONFIG.split("[secure]")[0])
+    with refuses("unknown-view: --view is 'alone'"):
+        raise command(config, "--view", "alone").exception
+
+
+def test_a_list_has_the_length_that_is_worst(config):
+    """Against the server the shortest list, against all others the longest."""
+    case = read_case(config, ["secure.least=4"])
+    rng, nibbles = np.random.default_rng(1), Nibbles()
+    for attack in (SumAttack(1, 4), SumAttack(5, 6)):
+        inside, outside = attack.games(case.subject, 20, rng, nibbles)
+        assert inside.shape == outside.shape and np.isfinite(inside).all()
+
+
+def test_sums_of_one_round_are_not_played(config):
+    """The games are about clipped gradients, and ridge sums something else."""
+    lines = ["algorithm.name=ridge", "plan.rounds=1", "plan.data_ratio=1.0"]
+    with refuses("not-applicable: algorithm.name is 'ridge'"):
+        read_case(config, lines)
