@@ -13,6 +13,7 @@ from dpscaffold.algorithms.balanced import along_balanced, own_controls
 from dpscaffold.algorithms.base import Algorithm, Participant
 from dpscaffold.algorithms.fedavg import along_gradient
 from dpscaffold.algorithms.fedprox import Proximal
+from dpscaffold.algorithms.mean_regularised import Pulled
 from dpscaffold.algorithms.scaffold import along_corrected
 from dpscaffold.algorithms.scaffold_warm import stay
 
@@ -54,9 +55,11 @@ def understood(algorithm: Algorithm, known: Collection[str] = FAST_FIELDS) -> bo
     return own and (first is None or understood(first, known))
 
 
-def affine(algorithm: Algorithm, at: Participant) -> Affine | None:
+def affine(
+    algorithm: Algorithm, at: Participant, known: Collection[str] = FAST_FIELDS
+) -> Affine | None:
     """An algorithm's direction in that form for one participation, or None where it is not known to
-    have it, or the algorithm has fields that are not known here.
+    have it, or the algorithm has fields that the caller does not know.
 
     The direction is recognised by the function itself, so that an algorithm with its direction
     replaced is never taken for the one it came from.
@@ -66,7 +69,7 @@ def affine(algorithm: Algorithm, at: Participant) -> Affine | None:
     True
     """
     direction = algorithm.direction
-    if not understood(algorithm):
+    if not understood(algorithm, known):
         return None
     if direction is along_gradient:
         return Affine()
@@ -75,6 +78,8 @@ def affine(algorithm: Algorithm, at: Participant) -> Affine | None:
     if type(direction) is Proximal:  # a subclass may move otherwise
         assert isinstance(direction, Proximal)
         return Affine(pull=direction.mu)
+    if type(direction) is Pulled and direction.strength != "auto":
+        return Affine(pull=float(direction.strength))
     if direction is along_corrected:
         return Affine((-at.memory["control"], at.broadcast.shared["control"]))
     if direction is along_balanced:

@@ -133,6 +133,8 @@ def _is_linear(function: object) -> bool:
     return any(proved is function or proved is type(function) for proved in _LINEAR)
 
 
+#: Where a participation begins: a function of what the server sent and of the user's slots.
+BeginAt = Callable[[Participant], "Tensor"]
 Announce = Callable[[Server, Cohort], Slots]
 Direction = Callable[["Tensor", "Tensor", Participant], "Tensor"]
 Finish = Callable[[Local, Participant], tuple[Upload, Slots]]
@@ -157,7 +159,7 @@ PROVED_FIELDS = frozenset(
     (
         *("name", "direction", "finish", "update", "announce", "remembers", "keeps", "numbers"),
         *("title", "mirrored", "noise_aware", "shows", "warm_up", "full_pass", "private"),
-        "sums",
+        *("sums", "begin_at"),
     )
 )
 
@@ -169,6 +171,19 @@ class RidgeRule:
 
     share: float
     strength: float
+
+
+#: What preparation is fitted on: the mean, the mean and the squares, or all products.
+MomentKind = Literal["mean", "moments", "gram"]
+
+
+@dataclass(frozen=True)
+class MomentRule:
+    """Which sums of rows preparation asks for, and the largest norm of a row
+    (:func:`~dpscaffold.algorithms.moments.moments`)."""
+
+    kind: MomentKind
+    norm_bound: float
 
 
 @dataclass(frozen=True)
@@ -199,6 +214,7 @@ class Algorithm:
         full_pass: Whether a round is one pass over a user's records, so that K·s must be 1.
         private: Slots that never leave their user: they are not uploaded, ``announce`` does not see
             them, and a server cannot restore them.
+        begin_at: ``begin_at(participant)``, where local steps begin; by default at x.
         sums: Set for a model of one round of bounded sums in place of gradients
             (:mod:`~dpscaffold.algorithms.ridge`).
 
@@ -226,7 +242,8 @@ class Algorithm:
     warm_up: Algorithm | None = None
     full_pass: bool = False  # FedSGD: K·s must be 1
     private: tuple[str, ...] = ()
-    sums: RidgeRule | None = None
+    sums: RidgeRule | MomentRule | None = None
+    begin_at: BeginAt | None = None
     #: Whether a round depends on what a user did in earlier ones, as the accountant asks.
     memory: bool = field(init=False, repr=False, compare=False)
     #: Whether every upload is proved to be one vector that is linear in the noised gradient.

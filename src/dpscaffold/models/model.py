@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dpscaffold.checks import instance
 from dpscaffold.data.prepared import prepare
@@ -25,6 +25,7 @@ from dpscaffold.tasks.ridge import RidgeSums
 if TYPE_CHECKING:
     from dpscaffold.data.tables.dialect import TableFile
     from dpscaffold.data.tables.rows import RowBatch
+    from dpscaffold.models.module import WholeModel
 
 #: Raw rows: a table (N, columns), columns by name (a data frame too), one mapping a row, or the
 #: path of a CSV or Parquet file.
@@ -110,7 +111,7 @@ class Model(TrainedParameters):
             if not part.complete.all():
                 raise BadInput(
                     "missing-value",
-                    f"{path}: {part.gap}, and the model was trained without such records; leave "
+                    f"{path}: {part.reason}, and the model was trained without such records; leave "
                     f"them out, or use 'dpscaffold predict', which marks them",
                 )
             parts.append(self.scores_of(part.features))
@@ -183,7 +184,7 @@ class Model(TrainedParameters):
             return torch.cat([torch.sigmoid(-scores), torch.sigmoid(scores)], dim=1)
         return scores[:, : len(self.classes)].softmax(dim=1)
 
-    def to_module(self) -> nn.Module:
+    def to_module(self) -> WholeModel:
         """A plain ``torch.nn.Module``, the preparation included: raw rows (N, columns) → scores
         (N, outputs). See :class:`dpscaffold.models.module.WholeModel` for categorical columns."""
         from dpscaffold.models.module import whole_model

@@ -88,11 +88,18 @@ def _files(model: TrainedParameters) -> dict[str, bytes]:
         "dimension": model.schema.dimension,
         "preparation": listed,
         "leaves_unprotected": list(model.unprotected),
-        "origin": asdict(model.origin),
+        "origin": _origin(model),
         "versions": versions(),
         "files": {name: digest_of(content) for name, content in contents.items()},
     }
     return {**contents, INDEX: as_json({**index, "digest": digest_of(as_json(plain(index)))})}
+
+
+def _origin(model: TrainedParameters) -> dict[str, Any]:
+    """Where the model comes from; only a personal one names its site, so that earlier versions read
+    all others."""
+    said = asdict(model.origin)
+    return {key: value for key, value in said.items() if key != "personal" or value is not None}
 
 
 def as_json(value: Any) -> bytes:

@@ -13,14 +13,15 @@ from dpscaffold.tasks import Task
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a model comes from: algorithm, data and rounds; and, where they were read from a
-    table, the columns of what is predicted and of the sites."""
+    """Where a model comes from: algorithm, data and rounds; where they were read from a table, the
+    columns of what is predicted and of the sites; and the site whose personal model it is."""
 
     algorithm: str = ""
     data: str = ""
     rounds: int = 0
     label: str | None = None
     site: str | None = None
+    personal: str | None = None
 
 
 @dataclass(frozen=True)

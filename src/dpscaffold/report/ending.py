@@ -39,8 +39,8 @@ NAMES = {
 
 
 def ending(result: Result, folder: Path) -> list[str]:
-    """At most six lines on a run, for whoever ran it."""
-    from dpscaffold.training.result import judged
+    """At most seven lines on a run, for whoever ran it."""
+    from dpscaffold.training.result import baseline_verdict
 
     setting = result.setting
     lines = [
@@ -50,11 +50,13 @@ def ending(result: Result, folder: Path) -> list[str]:
     ]
     if result.history:
         constant = baseline(result.federation)
-        found, why = judged(result, constant, named=True)
+        found, why = baseline_verdict(result, constant, named=True)
         sentence = f"{found.sentence}: " if found else ""
         optimum = result.optimum.metrics if result.optimum else {}
         lines.append(f"quality  {sentence}{_metrics(result.final.metrics, constant, optimum)}")
         lines += [f"         {why}"] if why else []
+    if result.joining is not None:
+        lines.append(f"joining  {result.joining.sentence}")
     lines.append(f"privacy  {privacy_line(result.privacy)}")
     lines.append(f"outside  {', '.join(outside_names(result.privacy))}; see {folder}/privacy.md")
     lines.append(f"next     dpscaffold evaluate {folder}, privacy {folder} or report {folder}")

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from dpscaffold.errors import BadInput
 from dpscaffold.models.evaluate import Evaluation
+from dpscaffold.models.personal import SitesCompared
 from dpscaffold.report.drawing import new_figure, save_figure
 from dpscaffold.tasks.metrics import titled
 
@@ -28,7 +29,7 @@ def evaluation_tables(found: Evaluation, classes: Sequence[str], width: int = 80
     yield table
     yield f"baseline: the best answer for all rows alike ({_constant(classes)})"
     if found.left_out:
-        yield f"{found.left_out} rows were left out, as in the training ({found.gap})"
+        yield f"{found.left_out} rows were left out, as in the training ({found.reason})"
     if found.by_class:
         yield _rows("classes", found.by_class, width)
     if found.confusion and len(classes) <= SHOWN:
@@ -39,6 +40,19 @@ def evaluation_tables(found: Evaluation, classes: Sequence[str], width: int = 80
     if found.sites:
         yield _rows("sites", found.sites, width)
     yield found.note
+
+
+def joining_tables(compared: SitesCompared, width: int = 80) -> Iterator[Any]:
+    """A local, the global and a personal model at every site, and whether joining helps."""
+    shown = [
+        {key: value for key, value in one.items() if key != "sentence"}
+        for one in compared.to_dict()["sites"]
+    ]
+    yield _rows(f"{titled(compared.metric)} by site: alone, and after joining", shown, width)
+    means = [compared.mean(which) for which in ("local", "common", "personal")]
+    yield "mean over sites: local {:.4f}, global {:.4f}, personal {:.4f}".format(*means)
+    yield compared.sentence
+    yield compared.note
 
 
 def _constant(classes: Sequence[str]) -> str:
@@ -105,8 +119,20 @@ def _draw_sites(axis: Any, found: Evaluation) -> None:
     axis.tick_params(axis="x", rotation=90)
 
 
-def draw_evaluation(found: Evaluation, classes: Sequence[str], path: Path) -> None:
-    """Confusion and calibration, or for numbers the error by site."""
+def _draw_joining(axis: Any, compared: SitesCompared) -> None:
+    """Local, global and personal metric by site; sites are sorted by their local one."""
+    sites = sorted(compared.sites, key=lambda one: one.local)
+    lines = {"local": "local", "global": "common", "personal": "personal"}
+    for name, which in lines.items():
+        axis.plot([getattr(one, which) for one in sites], marker=".", label=name)
+    axis.set(xlabel="site, sorted by its local model", ylabel=titled(compared.metric))
+    axis.legend(frameon=False)
+
+
+def draw_evaluation(
+    found: Evaluation, classes: Sequence[str], path: Path, joining: SitesCompared | None = None
+) -> None:
+    """Confusion and calibration, or for numbers the error by site; and whether joining helps."""
     if path.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise BadInput("wrong-file-type", f"--figure is {path}; name a .png, .svg or .pdf file")
     if not found.calibration and not found.sites:
@@ -114,14 +140,18 @@ def draw_evaluation(found: Evaluation, classes: Sequence[str], path: Path) -> No
             "nothing-to-draw",
             "there is nothing to draw: the target is a number, and there are no sites",
         )
-    figure = new_figure(9, 4)
-    axes = figure.subplots(1, 2 if found.confusion else 1, squeeze=False)
+    figure = new_figure(9 if joining is None else 13, 4)
+    count = (2 if found.confusion else 1) + (joining is not None)
+    axes = figure.subplots(1, count, squeeze=False)
+    last = axes[0, -1 if joining is None else -2]
     if found.confusion:
         _draw_confusion(axes[0, 0], np.array(found.confusion), classes)
     if found.calibration:
-        _draw_calibration(axes[0, -1], found)
+        _draw_calibration(last, found)
     else:
-        _draw_sites(axes[0, -1], found)
+        _draw_sites(last, found)
+    if joining is not None:
+        _draw_joining(axes[0, -1], joining)
     path.parent.mkdir(parents=True, exist_ok=True)
     save_figure(figure, path, 150)
 

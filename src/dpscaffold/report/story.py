@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dpscaffold.errors import BadInput
+from dpscaffold.models.personal import JOINING
 from dpscaffold.privacy.showing import round_up
 from dpscaffold.privacy.statement_types import MechanismSummary
 from dpscaffold.report.blocks import (
@@ -24,6 +25,7 @@ from dpscaffold.report.blocks import (
 )
 from dpscaffold.report.outcome import PUBLIC, StoredRun, marked, numbered, results, tell
 from dpscaffold.report.promises import outside_section, person_section, privacy_section
+from dpscaffold.runs.folder import RunFolder
 from dpscaffold.runs.written import to_toml
 from dpscaffold.tasks.metrics import titled
 
@@ -60,7 +62,7 @@ def page_of(paths: Sequence[Path], with_metrics: bool = False) -> Page:
         parts += _named(promised, stored, runs)
     parts += [part for part in (_course(runs),) if part.blocks]
     for stored in runs:
-        parts += _named((_sites(stored), _again(stored)), stored, runs)
+        parts += _named((_joining(stored), _sites(stored), _again(stored)), stored, runs)
     subtitle = "A report on a model learnt from many parties, and on its privacy"
     return Page(_title(runs), subtitle, tuple(parts))
 
@@ -107,6 +109,27 @@ def _curve(
     caption = f"{what[0].upper()}{what[1:]} by round"
     caption = caption if metric in PUBLIC else marked(runs, caption)
     return Curves(caption, "round", what, tuple(lines), levels)
+
+
+def _joining(stored: StoredRun) -> Section:
+    """A local, the global and a personal model at every site: whether joining helps."""
+    found = RunFolder(stored.run.folder).read_json(JOINING)
+    if found is None or not stored.shows(f"test_{found['metric']}"):
+        return Section("Whether joining helps", ())
+    sites = sorted(found["sites"], key=lambda one: one["local"])
+    lines = tuple(
+        Line(name, tuple((float(k + 1), float(one[name])) for k, one in enumerate(sites)))
+        for name in ("local", "global", "personal")
+    )
+    metric = titled(found["metric"])
+    rows = tuple((name, f"{value:.4f}") for name, value in found["mean"].items())
+    blocks: list[Block | None] = [
+        Text(found["sentence"]),
+        Table("Mean over sites", ("model", metric), rows),
+        Curves(f"{metric} by site", "site, sorted by its local model", metric, lines),
+        Text(found["note"], warning=True),
+    ]
+    return section("Whether joining helps", blocks)
 
 
 def _sites(stored: StoredRun) -> Section:

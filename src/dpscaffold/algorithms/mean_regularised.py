@@ -1,0 +1,239 @@
+"""A model for each user while training: min Σ_i F_i(w_i) + (λ/2)‖w_i − x‖² (MR-MTL, Liu et al.
+2022).
+
+User i keeps its own w_i. A participation begins there and takes the K noised steps
+w_i ← w_i − η_l(H̃_i^k + λ(w_i − x)). The pull is added **after** the noise, from what the server
+sent and from noised gradients alone, so that ε is that of the same steps without it. x moves by the
+same noised gradients, as the base algorithm does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+from dpscaffold.algorithms.balanced import along_balanced
+from dpscaffold.algorithms.base import (
+    Algorithm,
+    Announce,
+    Cohort,
+    Direction,
+    Finish,
+    Local,
+    Participant,
+    Server,
+    Size,
+    Slots,
+    Update,
+    Upload,
+)
+from dpscaffold.algorithms.fedavg import along_gradient
+from dpscaffold.algorithms.scaffold import along_corrected
+from dpscaffold.errors import BadInput
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+#: λ: a number, or estimated from the uploads of the first round.
+Strength = float | Literal["auto"]
+
+#: A user's own model, and how often it took part. They never leave the user.
+OWN: dict[str, Size] = {"personal": "vector", "joined": "number"}
+#: With λ = "auto" also the variance of the noise on each coordinate of w_i, a public number.
+OWN_NOISE: dict[str, Size] = {"own_noise": "number"}
+#: What λ = "auto" is estimated from: means over all users of ‖Δy_i‖², of the noise in it and of 1,
+#: over the participants of the first round, and the square of the norm of their mean Δy.
+FIRST: dict[str, Size] = {
+    "first_square": "number",
+    "first_noise": "number",
+    "first_count": "number",
+    "first_centre": "number",
+}
+#: The largest pull, in units of 1/η_l: a step then ends at x.
+MOST = 1.0
+
+
+def own_start(at: Participant) -> Tensor:
+    """w_i; x for a user that takes part for the first time."""
+    joined = at.memory["joined"] > 0
+    return at.memory["personal"].where(joined, at.broadcast.params)
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """w_i ← w_i − η_l(H̃_i^k + λ(w_i − x))."""
+
+    strength: Strength
+
+    def __call__(self, gradient: Tensor, y: Tensor, at: Participant) -> Tensor:
+        """``gradient`` is noised already; the pull is not clipped and has no noise of its own."""
+        return gradient + self.pull(at) * (y - at.broadcast.params)
+
+    def pull(self, at: Participant) -> Tensor | float:
+        """λ of this participation. With ``auto`` it is (v/ζ²)/(η_l K n²), where v is the variance
+        of the noise on Δy_i, ζ² the spread of Δy_i between users that is not noise, and n how
+        often the user has taken part with this one: after n rounds the noise on w_i is nv and its
+        signal n²ζ²."""
+        if self.strength != "auto":
+            return float(self.strength)
+        known, times = at.known, at.memory["joined"] + 1
+        ratio = at.broadcast.shared["pull"]
+        return (ratio / (known.steps * times**2)).clamp_max(MOST) / known.step_size
+
+
+@dataclass(frozen=True)
+class CommonMove:
+    """Keeps w_i^K, and uploads what the base algorithm would upload of the same noised gradients:
+    Δy_i = −η_l·K·(their mean, with the base's correction)."""
+
+    direction: Direction
+    finish: Finish
+    pulled: Pulled
+
+    def __call__(self, local: Local, at: Participant) -> tuple[Upload, Slots]:
+        """The upload, and the user's slots."""
+        x, known = at.broadcast.params, at.known
+        moved = known.step_size * known.steps * self.direction(local.mean_gradient, x, at)
+        upload, kept = self.finish(Local(x - moved, local.mean_gradient), at)
+        joined = at.memory["joined"]
+        own = {"personal": local.params, "joined": joined + 1}
+        if self.pulled.strength == "auto":
+            own["own_noise"] = self._noise(at)
+            upload = replace(upload, totals={**upload.totals, **_measured(upload.params, at)})
+        return upload, {**kept, **own}
+
+    def _noise(self, at: Participant) -> Tensor:
+        """The variance on each coordinate of w_i after K steps, from that before. It is an upper
+        bound for a convex loss, whose curvature shrinks the noise further."""
+        known = at.known
+        spread = 0.0 if known.spread is None else known.spread
+        before = at.memory["own_noise"]
+        kept = before.new_ones(before.shape) * (1 - known.step_size * self.pulled.pull(at)) ** 2
+        whole = kept**known.steps
+        flat = kept > 1 - 1e-6
+        every = before.new_ones(before.shape) * known.steps
+        times = ((1 - whole) / (1 - kept).where(~flat, 1.0)).where(~flat, every)
+        return whole * before + (known.step_size * spread) ** 2 * times
+
+
+def given_out(own: Slots, common: Tensor) -> Tensor:
+    """The personal models (U, P) of users with these slots: w_i, and x for users that never took
+    part.
+
+    With λ = "auto" it is x + a_i(w_i − x) with a_i = τ²/(τ² + v_i), where v_i is the known noise of
+    a coordinate of w_i and τ² what is left of the spread of all w_i without it, as James and Stein
+    estimate it. Where all of it is noise, x is given out.
+    """
+    models, joined = own["personal"], own["joined"] > 0
+    if "own_noise" in own:
+        apart = (models - common).where(joined, 0.0)
+        models = common + _shrinkage(apart, own["own_noise"], joined) * apart
+    return models.where(joined, common)
+
+
+def _shrinkage(apart: Tensor, noise: Tensor, joined: Tensor) -> Tensor:
+    """a_i (U, 1), from w_i − x (U, P) and v_i (U, 1); users with little noise count most."""
+    certain = joined & (noise > 0)
+    weight = (1 / noise.where(certain, 1.0).double() ** 2).where(certain, 0.0)
+    left = apart.double().square().mean(-1, keepdim=True) - noise
+    signal = ((weight * left).sum() / weight.sum().clamp_min(1e-300)).clamp_min(0.0)
+    shrunk = signal / (signal + noise).clamp_min(1e-300)
+    return shrunk.where(noise > 0, 1.0).to(apart.dtype)
+
+
+def _measured(move: Tensor, at: Participant) -> Slots:
+    """What λ = "auto" needs of a user, all of it functions of Δy_i and public numbers; zero after
+    the first round."""
+    now = 1.0 if at.broadcast.round == 1 else 0.0
+    one = at.memory["joined"].new_ones(at.memory["joined"].shape) * now
+    known = at.known
+    spread = 0.0 if known.spread is None else known.spread
+    return {
+        "first_square": one * move.square().sum(-1, keepdim=True),
+        "first_noise": one * (known.step_size * spread) ** 2 * known.steps * move.shape[-1],
+        "first_count": one,
+    }
+
+
+@dataclass(frozen=True)
+class AnnouncePull:
+    """What the base announces, and v/ζ² as estimated from the first round."""
+
+    base: Announce
+
+    def __call__(self, server: Server, cohort: Cohort) -> Slots:
+        """ζ² = mean‖Δy_i‖² − ‖mean Δy‖² − v, its positive part: the estimate of James and Stein,
+        as for the trust in balanced controls."""
+        slots = server.slots
+        count = slots["first_count"].double()
+        mean = [slots[name].double() / count for name in ("first_square", "first_noise")]
+        signal = mean[0] - mean[1] - slots["first_centre"].double()
+        ratio = (mean[1] / signal).where(signal > 0, float("inf"))
+        ratio = ratio.where(count > 0, 0.0).where(mean[1] > 0, 0.0)
+        return {**self.base(server, cohort), "pull": ratio.to(server.params.dtype)}
+
+
+@dataclass(frozen=True)
+class UpdateMeasured:
+    """The base's update, and the sums over the first round."""
+
+    base: Update
+
+    def __call__(self, server: Server, mean: Upload, rate: float) -> Server:
+        """‖mean Δy‖² is kept in the round that has sums."""
+        measured = {name: mean.totals[name] for name in FIRST if name in mean.totals}
+        rest = {name: value for name, value in mean.totals.items() if name not in FIRST}
+        moved = self.base(server, replace(mean, totals=rest), rate)
+        added = {name: server.slots[name] + value for name, value in measured.items()}
+        centre = mean.params.square().sum().reshape(1)
+        first = measured["first_count"] > 0
+        added["first_centre"] = server.slots["first_centre"] + centre.where(first, 0.0)
+        return replace(moved, slots={**moved.slots, **added})
+
+
+def mean_regularised(base: Algorithm, strength: Strength = "auto") -> Algorithm:
+    """An algorithm that trains a model for each user next to the common one.
+
+    The base may be any whose direction is the noised gradient plus what stands still during a
+    participation: FedAvg, SCAFFOLD, balanced controls. Their correction acts on the common model
+    alone: on a user's own model it would remove what is personal.
+
+    Args:
+        base: The algorithm that moves the common model.
+        strength: λ, 0 or more, or ``"auto"``.
+
+    >>> from dpscaffold import fedavg
+    >>> mean_regularised(fedavg(), 0.5).numbers
+    {'pull': 0.5}
+    """
+    if strength != "auto" and not (isinstance(strength, int | float) and strength >= 0):
+        raise BadInput(
+            "out-of-range", f"personal.strength is {strength}; give a number, 0 or more, or 'auto'"
+        )
+    fits = base.direction in (along_gradient, along_corrected, along_balanced)
+    if not fits or base.warm_up is not None or base.sums is not None or base.begin_at is not None:
+        raise BadInput(
+            "not-applicable",
+            f"personal.kind is 'mean-regularised', and {base.shown} is no algorithm that it was "
+            f"proved with; use FedAvg, SCAFFOLD or balanced controls without warm start, or "
+            f"personal.kind = 'fine-tune'",
+        )
+    auto, pulled = strength == "auto", Pulled(strength)
+    own = {**OWN, **OWN_NOISE} if auto else OWN
+    changed = base.replace(
+        direction=pulled,
+        finish=CommonMove(base.direction, base.finish, pulled),
+        begin_at=own_start,
+        remembers={**base.remembers, **own},
+        private=(*base.private, *own),
+        numbers={**base.numbers, "pull": strength},
+        title=f"{base.shown}, mean-regularised",
+    )
+    if not auto:
+        return changed
+    return changed.replace(
+        announce=AnnouncePull(base.announce),
+        update=UpdateMeasured(base.update),
+        keeps={**base.keeps, **FIRST},
+        noise_aware=True,
+    )
