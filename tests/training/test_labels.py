@@ -29,10 +29,9 @@ from dpscaffold.data.loading import load_federation, prepare
 from dpscaffold.federation import Federation
 from dpscaffold.federation.labels import MOST_LABELS, pack, unpack
 from dpscaffold.federation.schema import Target
-from dpscaffold.models.evaluate import evaluate_file
+from dpscaffold.models import evaluate_files, predict_files
 from dpscaffold.models.export import export
 from dpscaffold.models.module import WholeModel
-from dpscaffold.models.predict import predict_file
 from dpscaffold.planning.asked import planned_setting
 from dpscaffold.tasks import LOSSES, ModuleTask
 from dpscaffold.training.evaluator import baseline, constant_loss
@@ -182,7 +181,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_predictions_of_a_file_are_one_column_a_label(run: Path) -> None:
     model = load_model(run / "run")
     assert model.classes == LABELS and model.target.kind == "labels"
-    predict_file(model, run / "new.csv", run / "said.csv", ["site"])
+    predict_files(model, run / "new.csv", run / "said.csv", ["site"])
     with (run / "said.csv").open() as stream:
         rows = list(csv.DictReader(stream))
     said = np.array([[int(row[f"prediction_{name}"]) for name in LABELS] for row in rows])
@@ -199,10 +198,10 @@ def test_predictions_of_a_file_are_one_column_a_label(run: Path) -> None:
 
 def test_an_evaluation_agrees_with_scikit_learn(run: Path) -> None:
     model, (_, true) = load_model(run / "run"), rows_of(9, 300)
-    found = evaluate_file(model, run / "new.csv")
+    found = evaluate_files(model, run / "new.csv").whole
     said = model.predict(run / "new.csv").numpy()
     chance = model.probabilities(run / "new.csv").numpy()
-    pooled = evaluate_file(model, run / "new.csv", site="a")  # every row is its own site
+    pooled = evaluate_files(model, run / "new.csv", site="a").whole  # every row is its own site
     assert pooled.metrics["test_label_accuracy"] == pytest.approx(1 - hamming_loss(true, said))
     assert pooled.metrics["test_subset_accuracy"] == pytest.approx(accuracy_score(true, said))
     assert found.metrics["test_micro_f1"] == pytest.approx(f1_score(true, said, average="micro"))

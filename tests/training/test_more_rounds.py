@@ -222,9 +222,9 @@ def test_a_budget_file_grants_further_rounds_or_refuses_them(tmp_path: Path) -> 
     for name in ("config.toml", "setting.json", "ledger.jsonl", "privacy.json", "metrics.jsonl"):
         assert before[name] == after[name], name
     more = go(replace(PLAN, rounds=8), tmp_path / "run", budget=budget)
-    book = BudgetFile(path).read()
-    granted, delta = book.spent
-    assert len(book.grants) == 2 and delta == 2 * run.delta
+    contents = BudgetFile(path).read()
+    granted, delta = contents.spent
+    assert len(contents.grants) == 2 and delta == 2 * run.delta
     said = more.privacy
     assert granted >= max(said["server"]["epsilon"], said["ledger"]["epsilon"])
     assert delta == said["delta"]

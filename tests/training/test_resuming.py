@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-import re
 import shutil
 import sys
 from dataclasses import replace
@@ -19,7 +18,6 @@ from refusals import refuses
 from typer.testing import CliRunner
 
 from dpscaffold import (
-    BadInput,
     Budget,
     Gaussian,
     Logistic,
@@ -34,12 +32,12 @@ from dpscaffold.cli import app
 from dpscaffold.data.storage import load as load_saved
 from dpscaffold.data.storage import save
 from dpscaffold.federation import tables as federation_module
-from dpscaffold.privacy import Ledger, PrivacyError
+from dpscaffold.privacy import Ledger
 from dpscaffold.report.runs import read_run
 from dpscaffold.runs.checkpoint import CHECKPOINT_FORMAT
 from dpscaffold.runs.journal import START, digest
 from dpscaffold.runs.ledger import LedgerSummary, read_account
-from dpscaffold.setting.identity import describe_algorithm
+from dpscaffold.setting.identity import algorithm_identity
 
 PLAN = Plan(rounds=6, local_steps=2, user_ratio=0.25, evaluate_every=2, checkpoint_every=3)
 NOISY = Gaussian(clip=1.0, noise=3.0)
@@ -78,10 +76,17 @@ def begin(federation, folder, algorithm=None, privacy=NOISY, **options):
         go(federation, folder, algorithm, privacy, observer=cut, **options)
 
 
+#: Why a run is not resumed: other records, settings, formats or a damaged ledger.
+RESUMED_OTHERWISE = (
+    "records-differ|configuration-changed|wrong-version|ledger-behind|ledger-damaged|"
+    "ledger-of-another-run"
+)
+
+
 def refuses_to_resume(sentence, federation, folder, algorithm=None, privacy=NOISY, **options):
     """Resuming raises one sentence and writes nothing."""
     before = contents(folder)
-    with pytest.raises((BadInput, PrivacyError), match=sentence) as caught:
+    with refuses(f"{RESUMED_OTHERWISE}: {sentence}") as caught:
         go(federation, folder, algorithm, privacy, resume=True, **options)
     assert "\n" not in str(caught.value)
     assert contents(folder) == before
@@ -176,7 +181,7 @@ def test_what_the_digest_of_a_huge_federation_covers(federation, tmp_path, monke
 def test_an_algorithm_with_other_numbers(federation, tmp_path):
     begin(federation, tmp_path / "run")
     refuses_to_resume(
-        r"algorithm\.direction\.mu = 0.1, not 50.0", federation, tmp_path / "run", fedprox(50.0)
+        "algorithm.direction.mu = 0.1, not 50.0", federation, tmp_path / "run", fedprox(50.0)
     )
     refuses_to_resume("algorithm", federation, tmp_path / "run", fedavg())
     go(federation, tmp_path / "run", resume=True)
@@ -199,7 +204,7 @@ def looped():
 def test_numbers_are_found_where_algorithms_keep_them():
     """In defaults, closures, arrays and nested algorithms; a function that holds itself ends."""
     seen = [
-        describe_algorithm(algorithm)
+        algorithm_identity(algorithm)
         for algorithm in (
             scaled(1.0),
             scaled(2.0),
@@ -213,8 +218,8 @@ def test_numbers_are_found_where_algorithms_keep_them():
             looped(),
         )
     ]
-    assert len({digest(words) for words in seen}) == len(seen)
-    assert describe_algorithm(scaled(2.0)) == describe_algorithm(scaled(2.0))
+    assert len({digest(one.to_json()) for one in seen}) == len(seen)
+    assert algorithm_identity(scaled(2.0)) == algorithm_identity(scaled(2.0))
 
 
 @pytest.mark.parametrize(
@@ -232,7 +237,7 @@ def test_numbers_are_found_where_algorithms_keep_them():
 def test_another_budget(federation, tmp_path, changed, named):
     begin(federation, tmp_path / "run", budget=BUDGET)
     budget = replace(BUDGET, **changed)
-    refuses_to_resume(re.escape(named), federation, tmp_path / "run", budget=budget)
+    refuses_to_resume(named, federation, tmp_path / "run", budget=budget)
 
 
 def test_another_engine(federation, tmp_path):
@@ -338,7 +343,7 @@ def test_a_forged_or_shortened_ledger(federation, tmp_path, forge):
     lines = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
     assert rewritten(lines) == (folder / "ledger.jsonl").read_text()
     forge(folder, lines)
-    with pytest.raises((BadInput, PrivacyError), match="ledger"):
+    with refuses("ledger-damaged|ledger-of-another-run: ledger"):
         CliRunner().invoke(app, ["privacy", str(folder)], catch_exceptions=False)
     refuses_to_resume("ledger", federation, folder)
 

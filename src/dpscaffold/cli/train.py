@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,11 +15,14 @@ import typer
 from dpscaffold.cli.example import DEMO
 from dpscaffold.cli.keys import complete_setting, complete_unset, unset_keys
 from dpscaffold.cli.usage import interrupted
+from dpscaffold.engines.launcher import launched_ranks, restarted
 from dpscaffold.errors import BadInput
 
 if TYPE_CHECKING:
     from dpscaffold.config import Configuration
+    from dpscaffold.engines.ranks import Ranks
     from dpscaffold.training import Result
+    from dpscaffold.training.events import Listener
 
 SetOption = Annotated[
     list[str] | None,
@@ -121,30 +125,65 @@ def train_command(
 
     Example: dpscaffold train clinics.toml --set plan.rounds=50
     """
-    from dpscaffold.cli.compare import show
-    from dpscaffold.training.events import silence
-    from dpscaffold.training.from_config import run_seeds, run_settings
-    from dpscaffold.training.tracking import tracker
+    from dpscaffold.training.distributed import join, together
+    from dpscaffold.training.from_config import run_settings
 
-    request = requested(config, out, resume)
-    engine = engine or engine_of(request)
-    changes = _changes(release, allow, stop_on)
-    settings = _settings(request.config, set_ or [], changes, unset)
-    silent = as_json or quiet
-    say, warn = _say if verbose else None, None if silent else _say
-    how: dict[str, Any] = {"device": device, "engine": engine, "quiet": silent}
-    how |= {"say": say, "warn": warn, "data_key": data_key}
-    if seeds is not None:
-        _refuse_with_seeds(seeds, config, {"--track": track, "--stop-on": stop_on})
-        run_seeds(settings, request.folder, seeds, request.resume, **how)
-        if not quiet:
-            show([request.folder], None, as_json)
-        return
-    listener = tracker(track, request.folder, settings) if track else silence
-    result = run_settings(settings, request.folder, request.resume, listener=listener, **how)
-    _tell(result, request.folder, as_json, quiet)
+    several, again = launched_ranks() > 1, restarted()
+    ranks = join(device) if several else None
+    with together(ranks) if several else nullcontext():
+        request = requested(config, out, resume or again)
+        changes = _changes(release, allow, stop_on)
+        settings = _settings(request.config, set_ or [], changes, unset)
+        printing = ranks is None or ranks.leads
+        how = _how(verbose and printing, as_json or quiet or not printing)
+        how |= {"device": device, "engine": engine or engine_of(request), "data_key": data_key}
+        if seeds is not None:
+            _refuse_with_seeds(seeds, config, {"--track": track, "--stop-on": stop_on})
+            _run_seeds(settings, request, seeds, ranks, how, quiet, as_json)
+            return
+        if track and printing:
+            how["listener"] = _tracker(track, request, settings)
+        result = run_settings(settings, request.folder, request.resume, ranks=ranks, **how)
+    if printing:
+        _tell(result, request.folder, as_json, quiet)
     if result.ended == "interrupted":
         raise interrupted(result.message)
+
+
+def _how(verbose: bool, silent: bool) -> dict[str, Any]:
+    """Who is told what, as :func:`~dpscaffold.training.from_config.run_settings` takes it."""
+    say, warn = _say if verbose else None, None if silent else _say
+    return {"quiet": silent, "say": say, "warn": warn}
+
+
+def _tracker(track: str, request: TrainRequest, settings: Configuration) -> Listener:
+    from dpscaffold.training.tracking import tracker
+
+    return tracker(track, request.folder, settings)
+
+
+def _run_seeds(
+    settings: Configuration,
+    request: TrainRequest,
+    seeds: int,
+    ranks: Ranks | None,
+    how: dict[str, Any],
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """The same run with several seeds, and one table of them."""
+    from dpscaffold.cli.compare import show
+    from dpscaffold.training.from_config import run_seeds
+
+    if ranks is not None:
+        raise BadInput(
+            "not-applicable",
+            f"--seeds is {seeds}, and {ranks.count} processes were started, which share one run; "
+            f"start it without torchrun",
+        )
+    run_seeds(settings, request.folder, seeds, request.resume, **how)
+    if not quiet:
+        show([request.folder], None, as_json)
 
 
 def _settings(
@@ -168,6 +207,7 @@ def _tell(result: Result, folder: Path, as_json: bool, quiet: bool) -> None:
             **summarise(result),
             "folder": str(folder),
             "privacy": result.privacy.to_json(),
+            **({} if result.joining is None else {"joining": result.joining.to_dict()}),
         }
         typer.echo(json.dumps(plain(answer), indent=2))
     elif not quiet:

@@ -91,7 +91,7 @@ class Loop:
     def participate(
         self, user: int, algorithm: Algorithm, broadcast: Broadcast, memory: Slots
     ) -> tuple[Upload, Slots]:
-        """User i's part of the round: K local steps from y = x."""
+        """User i's part of the round: K local steps from y = x, or from ``begin_at``."""
         plan, privacy = self.setting.plan, self.setting.privacy
         features, labels, batches = self.drawn(user, broadcast)
         batch = int(self.setting.batch_sizes[user])
@@ -100,7 +100,7 @@ class Loop:
         )
         at = Participant(broadcast, memory, self.known(user, broadcast.round))
 
-        y = broadcast.params
+        y = broadcast.params if algorithm.begin_at is None else algorithm.begin_at(at)
         total = torch.zeros_like(y)
         for k in range(plan.steps_of(user)):
             chosen = torch.from_numpy(batches.of(k)).to(self.device)  # S_i^k

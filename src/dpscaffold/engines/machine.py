@@ -122,8 +122,8 @@ class BackgroundWorker:
     next to what is launched next. A CPU would have to share its cores: there it is done at once,
     unless ``ahead`` asks for the thread. Use it as a context: its thread ends with it.
 
-    >>> with BackgroundWorker(torch.device("cpu")) as aside:
-    ...     aside.begin(lambda: 7).result()
+    >>> with BackgroundWorker(torch.device("cpu")) as worker:
+    ...     worker.begin(lambda: 7).result()
     7
     """
 
@@ -169,7 +169,7 @@ class DeferredWork:
         self._by = work
 
     def settle(self) -> None:
-        """Do what is owed, once."""
+        """Do the deferred work, once."""
         work, self._by = self._by, None
         if work is not None:
             work()

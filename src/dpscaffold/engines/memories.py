@@ -122,8 +122,12 @@ class Memories:
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """From a checkpoint."""
+        self.replace_all(saved["users"], saved["slots"])
+
+    def replace_all(self, users: Sequence[int], slots: Slots) -> None:
+        """Hold the slots of these users and of nobody else."""
         self._places = {}
-        self.keep(saved["users"], {k: v.to(self.device) for k, v in saved["slots"].items()})
+        self.keep(users, {name: value.to(self.device) for name, value in slots.items()})
 
 
 def slot_metrics(

@@ -58,6 +58,9 @@ class Simulator:
     same.
     """
 
+    #: The number of the federations' first user, where they are a share of larger ones.
+    first_user = 0
+
     def __init__(
         self,
         settings: Sequence[Setting],
@@ -209,16 +212,19 @@ class Simulator:
         there = placed(torch.tensor(places), self.device)
         return joined([memories.recall_at(there[where]) for memories, where, _ in runs])
 
-    def _rows(self, round: int, run: int, users: Sequence[int]) -> list[Row]:
-        """The participants of a run in a round, who share its mechanism."""
+    def _rows(
+        self, round: int, run: int, users: Sequence[int], members: int | None = None
+    ) -> list[Row]:
+        """The participants of a run in a round, who share its mechanism; or some of ``members``
+        that take part."""
         setting, sizes, batches = self.settings[run], self._sizes[run], self._batches[run]
         roster, streams = setting.roster, self._of_round(round, run)
         sums = setting.sums
-        mechanism = setting.privacy if sums is None else setting.privacy_in(len(users))
+        mechanism = setting.privacy if sums is None else setting.privacy_in(members or len(users))
         return [
             Row(
                 user,
-                int(sizes[user]),
+                int(sizes[user - self.first_user]),
                 int(batches[user]),
                 setting.plan,
                 mechanism,

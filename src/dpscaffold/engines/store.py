@@ -53,13 +53,14 @@ class Store:
             self._features, self._squares, self._labels = (
                 torch.cat(column) for column in zip(*parts, strict=True)
             )
-        self._tame = all_tame(self._squares)
+        #: Whether no resident row is extreme.
+        self.tame = all_tame(self._squares)
 
     def of(self, wanted: Sequence[tuple[Federation, int]]) -> LocalRecords:
         """The records of these (federation, user) pairs."""
         if self.resident:
             starts = [self._base[id(f)] + self._offsets[id(f)][user] for f, user in wanted]
-            return LocalRecords(self._features, self._squares, self._labels, starts, self._tame)
+            return LocalRecords(self._features, self._squares, self._labels, starts, self.tame)
         tables = [federation.train.of(user) for federation, user in wanted]
         features, squares = prepared(self.task, torch.cat([x for x, _ in tables]), self.device)
         labels = torch.cat([y for _, y in tables]).to(self.device)

@@ -21,23 +21,23 @@ class Evaluations:
         self, evaluators: Sequence[Evaluator], full: bool, device: torch.device, ahead: bool = False
     ) -> None:
         self._evaluators, self._full = evaluators, full
-        self._aside = BackgroundWorker(device, ahead)
+        self._worker = BackgroundWorker(device, ahead)
         self._asked: deque[tuple[int, Future[list[Metrics]]]] = deque()
 
     def __enter__(self) -> Evaluations:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._aside.__exit__()
+        self._worker.__exit__()
 
     def ask(self, round: int, models: Sequence[Tensor]) -> None:
-        """Judge these models, (P,) each, of a round that is launched."""
+        """Evaluate these models, (P,) each, of a round that is launched."""
         held = list(models)  # the memory of each stays theirs until they are evaluated
 
-        def judged() -> list[Metrics]:
+        def evaluated() -> list[Metrics]:
             return evaluate_all(self._evaluators, held, self._full)
 
-        self._asked.append((round, self._aside.begin(judged)))
+        self._asked.append((round, self._worker.begin(evaluated)))
 
     def found(self, wait: bool = False) -> Iterator[tuple[int, list[Metrics]]]:
         """The rounds that are evaluated by now, or all with ``wait``, each returned once."""

@@ -60,6 +60,8 @@ class RunDriver:
 
     #: Evaluate models in a thread next to the next round on a CPU as well, as on a GPU.
     ahead = False
+    #: Evaluate models between rounds, on a GPU too.
+    between_rounds = False
     #: Where the server's state is.
     device = CPU
     #: The number of rounds from one checkpoint to the next.
@@ -138,9 +140,10 @@ class RunDriver:
         self.engine, self.state, last = engine, state, self.setting.plan.rounds
         draw = partial(self.accounts.draw, self.randomness)
         started = time.perf_counter() - self.seconds
-        with BackgroundWorker(self.device, self.ahead) as aside, DeferredWork() as owed:
+        worker_device = CPU if self.between_rounds else self.device
+        with BackgroundWorker(worker_device, self.ahead) as worker, DeferredWork() as deferred:
             for done in rounds(self.setting, engine, draw, state):
-                owed.settle()
+                deferred.settle()
                 self.state, round = done.state, done.number
                 finite = bool(torch.isfinite(done.state.server.params).all())
                 if self.is_repeated(done, finite):
@@ -150,13 +153,13 @@ class RunDriver:
                 row = self._row(done, self.measured(done))
                 stores = self._is_due(round, self.checkpoint_every)
                 if self._is_due(round, self.setting.plan.evaluate_every):
-                    judged = self._evaluate(done.state, row, aside)
-                    if aside.overlaps and self._goes_on_anyway(round, stop):
+                    evaluation = self._evaluate(done.state, row, worker)
+                    if worker.overlaps and self._goes_on_anyway(round, stop):
                         self.seconds = time.perf_counter() - started
                         kept = self._copied(done.state) if stores and self.folder else None
-                        owed.by(partial(self._conclude, done.state, judged, kept))
+                        deferred.by(partial(self._conclude, done.state, evaluation, kept))
                         continue
-                    row = judged()
+                    row = evaluation()
                 self.tell(RoundDone(round, last, (done.state.server.params,), (row,)))
                 self.seconds = time.perf_counter() - started
                 ending = self._ending(round, row, stop)
@@ -214,12 +217,12 @@ class RunDriver:
         return self.stopping.is_over([-math.inf if value is None else value for value in values])
 
     def _evaluate(
-        self, state: State, row: HistoryRow, aside: BackgroundWorker
+        self, state: State, row: HistoryRow, worker: BackgroundWorker
     ) -> Callable[[], HistoryRow]:
         """Begin to evaluate the model; what is returned waits for the answer and stores it."""
         # Read now: they belong to this round, and the next one changes them.
         norms = slot_metrics(self.setting.algorithm, state.server, self.engine.memories)
-        answer = aside.begin(partial(self.evaluated, state))
+        answer = worker.begin(partial(self.evaluated, state))
 
         def noted() -> HistoryRow:
             now = self.evaluated_now(state)
@@ -247,10 +250,10 @@ class RunDriver:
         return copy.deepcopy(made) if self.device.type == "cpu" else made
 
     def _conclude(
-        self, state: State, judged: Callable[[], HistoryRow], kept: Checkpoint | None
+        self, state: State, evaluation: Callable[[], HistoryRow], kept: Checkpoint | None
     ) -> None:
         """Tell and store a round that was evaluated while the next one ran."""
-        row = judged()
+        row = evaluation()
         self.tell(RoundDone(state.round, self.setting.plan.rounds, (state.params,), (row,)))
         if kept is not None:
             self._write(kept)

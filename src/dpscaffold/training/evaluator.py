@@ -79,7 +79,7 @@ class Measures:
         return tuple(METRICS[name] for name in wanted)
 
 
-def judging(task: Task, device: torch.device) -> Task:
+def evaluation_task(task: Task, device: torch.device) -> Task:
     """The task that evaluates models next to the rounds on a GPU: a copy where it holds a module,
     which changes while it is used."""
     return copy.deepcopy(task) if device.type == "cuda" and not apart(task) else task
@@ -105,6 +105,8 @@ class Evaluator:
         self.metrics = self.measures.chosen(federation.target)
         self.federation, self.task, self.device = federation, task, device
         self.regularisation, self.optimum_loss = regularisation, optimum_loss
+        #: M, over which means are taken.
+        self.users = federation.users
         self._held: dict[str, list[Block]] = {}
 
     def sharing(self, regularisation: float, optimum_loss: float | None = None) -> Evaluator:
@@ -124,6 +126,16 @@ class Evaluator:
 
     def test_side(self, params: Tensor) -> Metrics:
         """What is measured on the test records: the metrics of the target."""
+        scores, labels, user, accuracy = self._test_scores(params)
+        target = self.federation.target
+        scores, labels = target.answers(scores), target.restored(labels)
+        found = report(self.metrics, scores, labels, user, self.users)
+        if target.kind == "class":  # summed as for many models, to the last bit
+            found["test_accuracy"] = accuracy / self.users
+        return found
+
+    def _test_scores(self, params: Tensor) -> tuple[Tensor, Tensor, Tensor, float]:
+        """Scores, labels and users of all test records, and the sum of users' accuracies."""
         parts: list[tuple[Tensor, ...]] = []
         accuracy, seen = 0.0, 0
         for x, y, user, sizes in self._of("test"):
@@ -132,14 +144,8 @@ class Evaluator:
             seen += len(sizes)
             if self.federation.target.kind == "class":
                 accuracy += float(_accuracy_sums(scores[None], y, user, sizes)[0])
-        columns = [torch.cat(column) for column in zip(*parts, strict=True)]
-        parts.clear()  # of many records the two would be much
-        target = self.federation.target
-        scores, labels = target.answers(columns[0]), target.restored(columns[1])
-        found = report(self.metrics, scores, labels, columns[2], seen)
-        if self.federation.target.kind == "class":  # summed as for many models, to the last bit
-            found["test_accuracy"] = accuracy / self.federation.users
-        return found
+        scores, labels, user = (torch.cat(column) for column in zip(*parts, strict=True))
+        return scores, labels, user, accuracy
 
     def train_side(self, params: Tensor) -> Metrics:
         """What is measured on the training records."""
@@ -185,7 +191,14 @@ class Evaluator:
 
     def _train_side(self, params: Tensor) -> tuple[float, float, float]:
         """F(x), (1/M)Σ‖∇F_i(x)‖² and ‖∇F(x)‖², all with the ℓ2 term."""
-        users, loss, squares = self.federation.users, 0.0, 0.0
+        loss, squares, mean = self._train_sums(params)
+        mean /= self.users
+        ridge = 0.5 * self.regularisation * float(params.double().square().sum())
+        return loss / self.users + ridge, squares / self.users, float(mean.square().sum())
+
+    def _train_sums(self, params: Tensor) -> tuple[float, float, Tensor]:
+        """The sums over users of F_i(x), ‖∇F_i(x)‖² and ∇F_i(x)."""
+        loss, squares = 0.0, 0.0
         mean = torch.zeros_like(params, dtype=torch.float64)
         for x, y, user, sizes in self._of("train"):
             losses = self.task.losses(params, x, y).double()
@@ -195,9 +208,7 @@ class Evaluator:
             gradients = self._gradients(params, x, y, sizes)
             squares += float(gradients.square().sum())
             mean += gradients.double().sum(0)
-        mean /= users
-        ridge = 0.5 * self.regularisation * float(params.double().square().sum())
-        return loss / users + ridge, squares / users, float(mean.square().sum())
+        return loss, squares, mean
 
     def _gradients(self, params: Tensor, x: Tensor, y: Tensor, sizes: Tensor) -> Tensor:
         """∇F_i(x) of a block's users, (users, P): users of unequal size are padded with weight

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +16,17 @@ from dpscaffold.config.plan import PlanSettings
 from dpscaffold.config.release import for_release
 from dpscaffold.data.config import located
 from dpscaffold.data.loading import load_federation
-from dpscaffold.engines import Hardware
-from dpscaffold.engines.machine import pick_devices
+from dpscaffold.engines.ranks import Ranks
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
+from dpscaffold.models.personal import JOINING
 from dpscaffold.randomness.seeds import public_seed
+from dpscaffold.runs.folder import RunFolder
+from dpscaffold.runs.written import plain
 from dpscaffold.setting import Setting
 from dpscaffold.training import Result
 from dpscaffold.training import run as run_setting
+from dpscaffold.training.distributed import own_hardware
 from dpscaffold.training.events import Listener, ListenerList, silence
 from dpscaffold.training.front import require_folder
 from dpscaffold.training.progress import Progress
@@ -167,10 +172,12 @@ def run_settings(
     warn: Say | None = None,
     listener: Listener = silence,
     data_key: Path | str | None = None,
+    ranks: Ranks | None = None,
 ) -> Result:
     """Load the data, train with a progress line, return the result.
 
     ``say`` is called with what was read and what will be run, ``warn`` what should not be missed.
+    ``ranks`` are the processes that share the run; None for one.
     """
     privacy, stopping, allowed = settings.privacy, stopping_of(settings), _allowed(settings)
     if folder is None:
@@ -180,6 +187,7 @@ def run_settings(
     if privacy is not None and privacy.release:
         settings = for_release(settings, federation)
     setting = _setting_of(settings, federation)
+    _refuse_shared(setting, ranks)
     resolved, home = settings.resolved(setting), settings.home
     if say is not None:
         say(str(federation))
@@ -189,10 +197,10 @@ def run_settings(
         _progress(setting, quiet) as progress,
         own_failures(name) if ":" in name else nullcontext(),
     ):
-        return run_setting(
+        result = run_setting(
             setting,
             federation,
-            Hardware(pick_devices(device)),
+            own_hardware(device, ranks),
             engine=engine,
             optimum=settings.task.optimum,
             out=folder,
@@ -205,7 +213,32 @@ def run_settings(
             allowed=allowed,
             home=home,
             data_key=data_key,
+            ranks=ranks,
         )
+    return _with_joining(result, settings)
+
+
+def _refuse_shared(setting: Setting, ranks: Ranks | None) -> None:
+    """Refuse models of users in a run of several processes: each holds those of some users."""
+    if ranks is not None and setting.algorithm.begin_at is not None:
+        raise BadInput(
+            "not-applicable",
+            "personal.kind is 'mean-regularised', and several processes share the run, each with "
+            "the models of some users; train it in one process",
+        )
+
+
+def _with_joining(result: Result, settings: Configuration) -> Result:
+    """The result with the three numbers of every user, where ``[personal]`` asks for them; they are
+    kept in the run folder."""
+    if settings.personal is None or result.ended == "interrupted":
+        return result
+    joining = result.compare_sites("auto" if result.own is not None else settings.personal.strength)
+    if result.folder is not None:
+        RunFolder(result.folder).write_text(
+            JOINING, json.dumps(plain(joining.to_dict()), indent=2) + "\n"
+        )
+    return replace(result, joining=joining)
 
 
 def _allowed(settings: Configuration) -> tuple[str, ...] | None:

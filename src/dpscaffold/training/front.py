@@ -9,7 +9,7 @@ from typing import Any
 from dpscaffold.algorithms import Algorithm
 from dpscaffold.checks import instance
 from dpscaffold.engines import Hardware
-from dpscaffold.engines.machine import pick_devices
+from dpscaffold.engines.ranks import Ranks
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
 from dpscaffold.models.model import Model
@@ -21,6 +21,7 @@ from dpscaffold.setting.plan import Plan
 from dpscaffold.setting.secure import Secure
 from dpscaffold.tasks import Task
 from dpscaffold.tasks.fitting import require_task
+from dpscaffold.training.distributed import RankedRun, join, leads, own_hardware, together
 from dpscaffold.training.events import CallbackListener, Listener, ListenerList, silence
 from dpscaffold.training.in_progress import OwnMetric, RunInProgress
 from dpscaffold.training.optimum import solve
@@ -56,6 +57,7 @@ def train(
     release: bool = False,
     allow: Sequence[str] = (),
     data_key: Path | str | None = None,
+    distributed: bool = False,
 ) -> Result:
     """Train one model and return what happened.
 
@@ -93,6 +95,8 @@ def train(
         allow: Refusals of a release that are overruled, by name.
         data_key: A file with a key, made if it is missing. Runs with the same key file can be
             compared as being over the same records; others count as such.
+        distributed: Share the run with the other processes of the process group. Every process
+            calls this function with the same arguments; rank 0 alone writes and shows progress.
 
     Returns:
         The model, its metrics and its privacy statement.
@@ -104,50 +108,56 @@ def train(
     >>> result.ended, result.rounds, sorted(result.final)[:2]
     ('completed', 4, ['control_norm', 'epsilon_server'])
     """
-    _check_types(
-        task,
-        federation=federation,
-        algorithm=algorithm,
-        plan=plan,
-        privacy=privacy,
-        budget=budget,
-        secure=secure,
-        stopping=stopping,
-        out=out,
-    )
-    if isinstance(metrics, str):
-        raise BadInput("not-a-list", f"metrics is '{metrics}'; give a list: metrics=['{metrics}']")
-    budget = Budget() if budget is None else budget
-    if out is None:
-        require_folder(release, budget.file)
-    data = federation if federation.mapped else federation.validated()
-    setting = Setting(data.roster, task, algorithm, plan, privacy, budget, secure)
-    if release:
-        setting, config = _for_release(setting, data, config, allow)
-    elif allow:
-        raise BadInput(
-            "not-applicable",
-            "allow is given, which overrules what a release refuses, and nothing is released; add "
-            "release=True or leave it out",
-        )
-    listeners = (CallbackListener(observer) if observer else silence, listener or silence)
-    with Progress(setting.label, plan.rounds, quiet=not progress) as line:
-        return run(
-            setting,
-            data,
-            Hardware(pick_devices(device), chunk),
-            engine=engine,
-            optimum=optimum,
-            out=out,
-            resume=resume,
-            listener=ListenerList((*listeners, line)),
-            config=config,
-            metrics=metrics,
-            dissimilarity=dissimilarity,
+    ranks = join(device, distributed)
+    with together(ranks):
+        _check_types(
+            task,
+            federation=federation,
+            algorithm=algorithm,
+            plan=plan,
+            privacy=privacy,
+            budget=budget,
+            secure=secure,
             stopping=stopping,
-            allowed=tuple(allow) if release else None,
-            data_key=data_key,
+            out=out,
         )
+        if isinstance(metrics, str):
+            raise BadInput(
+                "not-a-list", f"metrics is '{metrics}'; give a list: metrics=['{metrics}']"
+            )
+        budget = Budget() if budget is None else budget
+        if out is None:
+            require_folder(release, budget.file)
+        data = federation if federation.mapped else federation.validated()
+        setting = Setting(data.roster, task, algorithm, plan, privacy, budget, secure)
+        if release:
+            setting, config = _for_release(setting, data, config, allow)
+        elif allow:
+            raise BadInput(
+                "not-applicable",
+                "allow is given, which overrules what a release refuses, and nothing is released; "
+                "add release=True or leave it out",
+            )
+        listeners = (CallbackListener(observer) if observer else silence, listener or silence)
+        shown = progress and leads(ranks)
+        with Progress(setting.label, plan.rounds, quiet=not shown) as line:
+            return run(
+                setting,
+                data,
+                own_hardware(device, ranks, chunk),
+                engine=engine,
+                optimum=optimum,
+                out=out,
+                resume=resume,
+                listener=ListenerList((*listeners, line)),
+                config=config,
+                metrics=metrics,
+                dissimilarity=dissimilarity,
+                stopping=stopping,
+                allowed=tuple(allow) if release else None,
+                data_key=data_key,
+                ranks=ranks,
+            )
 
 
 #: What each argument of :func:`train` is, and an example of it.
@@ -204,11 +214,12 @@ def run(
     allowed: tuple[str, ...] | None = None,
     home: str | None = None,
     data_key: Path | str | None = None,
+    ranks: Ranks | None = None,
 ) -> Result:
     """As :func:`train`, for a setting that is made already and the federation that it is of.
 
     ``allowed`` is what a release, made by :mod:`~dpscaffold.config.release`, may overlook;
-    None where nothing is released.
+    None where nothing is released. ``ranks`` are the processes that share the run; None for one.
     """
     if federation.roster.sizes != setting.roster.sizes:
         raise BadInput(
@@ -222,9 +233,11 @@ def run(
             "not-convex",
             f"optimum is asked for, but the task {setting.task.name!r} is not convex; leave it out",
         )
-    going = RunInProgress(
-        setting, federation, hardware or Hardware(), engine, listener, metrics, dissimilarity
+    going = _in_progress(
+        ranks, setting, federation, hardware or Hardware(), engine, listener, metrics, dissimilarity
     )
+    if isinstance(going, RankedRun) and not leads(ranks):
+        return going.serve()
     if stopping is not None:  # rows that do not fit are refused before anything is released
         first = setting.task.initial(setting.plan.public_seed)
         stopping.value(Model.of(federation, setting.task, first))
@@ -237,6 +250,11 @@ def run(
         return going.go(best)
     finally:
         going.close()
+
+
+def _in_progress(ranks: Ranks | None, *given: Any) -> RunInProgress:
+    """The run, at this process; ranks that differ are refused."""
+    return RunInProgress(*given) if ranks is None else RankedRun.on(ranks, *given)
 
 
 def _for_release(

@@ -10,13 +10,14 @@ from typing import Any
 
 import torch
 
-from dpscaffold.engines import ENGINES, Hardware, Simulator, State
+from dpscaffold.engines import ENGINES, Engine, Hardware, Simulator, State
 from dpscaffold.engines.machine import device_failed, stop_signals
 from dpscaffold.engines.rounds import FinishedRound
 from dpscaffold.errors import BadInput, DeviceLost, nearest
 from dpscaffold.federation import Federation
 from dpscaffold.federation.tables import Digest
 from dpscaffold.models.model import Model
+from dpscaffold.models.personal import own_models
 from dpscaffold.models.storage import WITHIN
 from dpscaffold.models.trained import Origin
 from dpscaffold.randomness.streams import Randomness
@@ -27,7 +28,7 @@ from dpscaffold.runs.log import RunLog
 from dpscaffold.runs.written import to_toml
 from dpscaffold.setting import Setting
 from dpscaffold.training.driver import CPU, Ending, RunDriver
-from dpscaffold.training.evaluator import Evaluator, Measures, Metrics, judging
+from dpscaffold.training.evaluator import Evaluator, Measures, Metrics, evaluation_task
 from dpscaffold.training.events import Ended, Listener
 from dpscaffold.training.optimum import Optimum
 from dpscaffold.training.result import Result, summarise
@@ -83,7 +84,7 @@ class RunInProgress(RunDriver):
     def evaluate(self) -> Evaluator:
         """Made when it is first needed, and the optimum is known."""
         strength = self.setting.plan.regularisation
-        task = judging(self.setting.task, self.device)
+        task = evaluation_task(self.setting.task, self.device)
         given = (self.federation, task, strength, self.device)
         return Evaluator(*given, self.optimum_loss, self.measures)
 
@@ -122,7 +123,7 @@ class RunInProgress(RunDriver):
                 f"stored to be compared; name a folder with out",
             )
         self.accounts.check_room()
-        self.accounts.book()
+        self.accounts.reserve()
 
     def _begin(self, folder: RunFolder, described: Mapping[str, Any], digest: Digest) -> None:
         """Claim a folder for a new run."""
@@ -195,25 +196,34 @@ class RunInProgress(RunDriver):
         names = ",".join(str(device) for device in self.hardware.devices)
         said = str(error).splitlines()[0] if str(error) else type(error).__name__
         what = f"device is {names}, and it gave up in round {self.accounts.begun} ({said})"
+        return f"{what}; {self.continues}"
+
+    @property
+    def continues(self) -> str:
+        """How a run that something ended goes on."""
         if self.folder is None:
-            return f"{what}; nothing of the run is stored: with a folder (out) it could continue"
+            return "nothing of the run is stored: with a folder (out) it could continue"
         where = f"checkpoint of round {self.stored_round}" if self.stored_round else "beginning"
-        return f"{what}; once it is back, the run continues from its {where} with --resume"
+        return f"once it is back, the run continues from its {where} with --resume"
 
     def _go(self, optimum: Optimum | None) -> Result:
         """Run the rounds that are left."""
         self.optimum_loss = optimum.loss if optimum else None
-        make, state = ENGINES[self.engine_name], self.start()
-        engine = make(self.setting, self.federation, self.hardware, self.randomness)
+        state, engine = self.start(), self.make_engine()
         if isinstance(engine, Simulator):
             self.hardware = replace(self.hardware, chunk=engine.chunk)
         if self.saved is not None:
             engine.memories.restore(self.saved.memories)
         with stop_signals() as stop:
             if self.folder is not None:
-                self._book_all()
+                self._reserve_all()
             ending = self.take_rounds(engine, state, stop)
         return self._finish(self.state, ending, optimum)
+
+    def make_engine(self) -> Engine:
+        """What gathers the rounds."""
+        make = ENGINES[self.engine_name]
+        return make(self.setting, self.federation, self.hardware, self.randomness)
 
     def is_repeated(self, done: FinishedRound, finite: bool) -> bool:
         """Whether batches of the round were cut short, so that it comes again with room for every
@@ -224,7 +234,7 @@ class RunInProgress(RunDriver):
         self.hardware = replace(self.hardware, chunk=self.engine.chunk)
         return not finite and self.engine.cut_short()
 
-    def _book_all(self) -> None:
+    def _reserve_all(self) -> None:
         """Put all planned rounds into the ledger where outputs may decide how many are run."""
         if self.stopping is not None or self.setting.plan.max_rounds is not None:
             self.accounts.count_rest(self.randomness)
@@ -260,7 +270,7 @@ class RunInProgress(RunDriver):
 
     def _finish(self, state: State, ending: Ending, optimum: Optimum | None) -> Result:
         """Write what a finished (or halted) run leaves behind."""
-        self._book_all()
+        self._reserve_all()
         statement = self.accounts.statement()
         result = Result(
             self.setting,
@@ -275,6 +285,7 @@ class RunInProgress(RunDriver):
             self.seconds,
             ending.message,
             self.origin,
+            own=own_models(self.setting, self.engine.memories, state.output),
         )
         if self.folder:
             self.accounts.write_statement(self.folder, statement)

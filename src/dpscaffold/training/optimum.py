@@ -127,7 +127,7 @@ def _minimise(federation: Federation, task: Task, regularisation: float) -> Opti
     options = {"maxiter": 5000, "maxfun": 10000, "maxcor": 30, "gtol": 1e-9, "ftol": 1e-16}
     found = minimize(value_and_gradient, start, jac=True, method="L-BFGS-B", options=options)
     params = torch.from_numpy(found.x)
-    judged = Evaluator(federation, task, regularisation, torch.device("cpu"))
-    metrics = judged.test_side(params.float())
+    evaluator = Evaluator(federation, task, regularisation, torch.device("cpu"))
+    metrics = evaluator.test_side(params.float())
     norm = float(np.linalg.norm(value_and_gradient(found.x)[1]))
     return Optimum(params, float(found.fun), norm, metrics.get("test_accuracy"), metrics)

@@ -8,8 +8,17 @@ from typing import Any
 
 from torch import Tensor
 
+from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
 from dpscaffold.models.model import Model, Raw
+from dpscaffold.models.personal import (
+    SitesCompared,
+    Strength,
+    compare_sites,
+    noised_personal,
+    personal_model,
+    user_number,
+)
 from dpscaffold.models.trained import Origin
 from dpscaffold.privacy.showing import round_up
 from dpscaffold.privacy.statement_types import Statement
@@ -18,6 +27,7 @@ from dpscaffold.runs.history import HistoryRow, MetricValues
 from dpscaffold.runs.summary import Summary
 from dpscaffold.setting import Setting
 from dpscaffold.tasks.metrics import shown_metric
+from dpscaffold.tasks.near import SiteRows
 from dpscaffold.training.evaluator import baseline, constant_loss, late
 from dpscaffold.training.optimum import Optimum
 from dpscaffold.training.verdict import Verdict, cause, verdict
@@ -40,6 +50,9 @@ class Result:
         seconds: The time of training.
         message: Why the run ended early.
         origin: Where the model comes from, for its model card.
+        joining: Local, global and personal metric of every user, where the configuration has
+            ``[personal]``; ε does not cover it.
+        own: The users' own parameters (M, P), where they were trained during the run.
     """
 
     setting: Setting
@@ -54,6 +67,8 @@ class Result:
     seconds: float = 0.0
     message: str = ""
     origin: Origin = field(default_factory=Origin)
+    joining: SitesCompared | None = None
+    own: Tensor | None = field(default=None, repr=False)
 
     @property
     def final(self) -> HistoryRow:
@@ -99,6 +114,47 @@ class Result:
         origin = replace(self.origin, rounds=self.rounds)
         return Model.of(self.federation, self.setting.task, self.params, self.privacy, origin)
 
+    def personal(self, user: int | str, strength: Strength = "auto") -> Model:
+        """The model of one user: the one that was trained during the run
+        (``personal.kind = "mean-regularised"``), or the common model, fitted further to the user's
+        own records.
+
+        The former is covered by ε towards the server. The latter is fitted without noise, so
+        neither it nor its answers are covered by ε.
+
+        Args:
+            user: The user's name or number.
+            strength: How strongly it is kept near the common model; ``"auto"`` chooses it by
+                records of the user that are held out.
+
+        >>> from dpscaffold import fedavg, Logistic, Plan, synthetic, train
+        >>> federation = synthetic(users=5, records=40, dimension=4, classes=3)
+        >>> result = train(federation, Logistic(4, 3), fedavg(), Plan(rounds=2, local_steps=2))
+        >>> result.personal(1).origin.personal
+        '1'
+        """
+        number = user_number(self.federation, user)
+        if self.own is not None:
+            self._refuse_strength(strength)
+            return noised_personal(self.model, self.own[number], self.federation.names[number])
+        rows = SiteRows(*self.federation.train.of(number))
+        return personal_model(self.model, rows, self.federation.names[number], strength)
+
+    def compare_sites(self, strength: Strength = "auto") -> SitesCompared:
+        """For every user the metric of a local model, of the common one and of a personal one:
+        whether joining helps. ε does not cover these numbers."""
+        if self.own is not None:
+            self._refuse_strength(strength)
+        return compare_sites(self.model, self.federation, strength, self.own)
+
+    def _refuse_strength(self, strength: Strength) -> None:
+        if strength != "auto":
+            raise BadInput(
+                "not-applicable",
+                f"strength is {strength}, and the personal models of this run were trained with "
+                f"its own; leave it out",
+            )
+
     def predict(self, rows: Raw, prepared: bool = False) -> Tensor:
         """The class number, or the number, of each raw row, (N,).
 
@@ -116,7 +172,7 @@ def overshoots(result: Result) -> bool:
     return constant is not None and (loss is None or loss - ridge > constant)
 
 
-def judged(
+def baseline_verdict(
     result: Result, constant: MetricValues, named: bool = False
 ) -> tuple[Verdict | None, str]:
     """Whether the model is better than the ``constant`` baseline; if not, or if its training loss
@@ -136,7 +192,7 @@ def summarise(result: Result, model: str | None = None) -> Summary:
         metrics[f"late_{shown}"] = result.late(shown)
         metrics |= {f"baseline_{name}": value for name, value in constant.items()}
         metrics["late_train_loss"] = result.late("train_loss")
-        found, warning = judged(result, constant)
+        found, warning = baseline_verdict(result, constant)
     if result.optimum:
         metrics |= {f"optimum_{name}": value for name, value in result.optimum.metrics.items()}
         metrics["optimum_loss"] = result.optimum.loss

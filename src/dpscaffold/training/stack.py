@@ -27,7 +27,7 @@ from dpscaffold.randomness.streams import Randomness
 from dpscaffold.runs.history import HistoryRow
 from dpscaffold.setting import Setting
 from dpscaffold.training.background import Evaluations
-from dpscaffold.training.evaluator import Evaluator, Metrics, evaluate_all, judging, late
+from dpscaffold.training.evaluator import Evaluator, Metrics, evaluate_all, evaluation_task, late
 from dpscaffold.training.events import Evaluated, Listener, RoundDone, silence
 from dpscaffold.training.shared_draws import shared_draws
 
@@ -177,12 +177,12 @@ def _trained(
             if round in evaluated:
                 evaluations.ask(round, models)
             rows = [HistoryRow(round) for _ in settings]
-            for judged, found in evaluations.found(wait=round == last):
-                known = [HistoryRow(judged, row) for row in found]
+            for number, found in evaluations.found(wait=round == last):
+                known = [HistoryRow(number, row) for row in found]
                 for outcome, row in zip(outcomes, known, strict=True):
                     outcome.history.append(row)
-                tell(Evaluated(judged, known))
-                rows = known if judged == round else rows
+                tell(Evaluated(number, known))
+                rows = known if number == round else rows
             tell(RoundDone(round, last, models, rows))
     if moved.in_vain:
         return None
@@ -263,7 +263,7 @@ def evaluators_of(
     """One evaluator per run; those of one federation share its records."""
     first: dict[int, Evaluator] = {}
     found = []
-    task = judging(settings[0].task, device)
+    task = evaluation_task(settings[0].task, device)
     for setting, data in zip(settings, federations, strict=True):
         strength = setting.plan.regularisation
         base = first.setdefault(id(data), Evaluator(data, task, strength, device))

@@ -1,8 +1,8 @@
 """Early stopping on a public validation set.
 
 The rows are public, but what is looked at are the outputs of a private run: when a run stops is
-chosen by them. Such a run therefore books all planned rounds before the first, and everything that
-is stated of it counts T, never the rounds that it ran.
+chosen by them. Such a run therefore reserves all planned rounds before the first, and everything
+that is stated of it counts T, never the rounds that it ran.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Stopping:
         """The metric that represents a model, on the public rows; larger is better."""
         metric = metrics_for(model.target)[0]
         if isinstance(self.rows, str | Path):
-            scored = score_file(model, Path(self.rows), self.label, None)
+            scored = score_file(model, Path(self.rows), self.label)
             found = metric.of(scored.scores, scored.targets)
         else:
             found = metric.of(model.scores(self.rows), self._targets(model))

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from dpscaffold.algorithms import Algorithm, Local, Participant
-from dpscaffold.algorithms.affine import affine
+from dpscaffold.algorithms.affine import FAST_FIELDS, affine
 from dpscaffold.engines.fast.fused import model_of
 from dpscaffold.engines.fast.kernels import tried
 from dpscaffold.engines.fast.kernels.linear import LOSSES
@@ -35,6 +35,9 @@ from dpscaffold.randomness.streams import NoiseStreams, OneRound
 from dpscaffold.tasks import Task
 from dpscaffold.tasks.base import BOUNDS, SHORTEST
 from dpscaffold.tasks.clipping import TAME
+
+#: The fields of an algorithm that these programs know: they may begin anywhere.
+KNOWN = FAST_FIELDS | {"begin_at"}
 
 
 def scripted_steps(
@@ -53,12 +56,14 @@ def scripted_steps(
     tame, records that contribute nothing, and noise that cannot be redrawn identically if a value
     overflows midway: whether noise is used must not depend on what it is.
     """
-    model, way = model_of(task), affine(phase, at)
     rescaled = scales.unit == "user" and scales.sampling == "poisson"
     uneven = scales.own_steps is not None or records.weight is not None
-    if model is None or way is None or rescaled or not records.tame or not _repeats(rows):
+    if rescaled or uneven or not records.tame or not _repeats(rows):
         return None
-    if isinstance(scales.clip, str) or records.device.type != "cpu" or uneven:
+    if isinstance(scales.clip, str) or records.device.type != "cpu":
+        return None
+    model, way = model_of(task), affine(phase, at, KNOWN)
+    if model is None or way is None:
         return None
     program = _compiled(_steps)
     if program is None:
@@ -72,6 +77,8 @@ def scripted_steps(
         spread = scales.spread(scales.clip)
     full = bool((count == index.shape[2]).all())
     y, total = at.broadcast.params, torch.zeros_like(at.broadcast.params)
+    if phase.begin_at is not None:
+        y = phase.begin_at(at)
     block = max(1, NOISE_BLOCK // (len(firsts) * task.parameters))
     for k in range(0, scales.steps, block):
         part = slice(k, min(k + block, scales.steps))

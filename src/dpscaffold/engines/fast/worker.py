@@ -15,8 +15,10 @@ from dpscaffold.engines.fast.graphs import Graphs
 from dpscaffold.engines.machine import full_precision
 from dpscaffold.engines.participation.drawing import Indices, Row, distinct, indices
 from dpscaffold.engines.participation.participate import participate
+from dpscaffold.engines.participation.records import LocalRecords
 from dpscaffold.engines.store import Store
 from dpscaffold.federation import Federation
+from dpscaffold.federation.share import UserShare
 from dpscaffold.setting import Setting
 from dpscaffold.tasks.base import Task, apart
 
@@ -32,7 +34,8 @@ class Worker:
 
     Workers on one device may share a ``store``; a ``task`` that holds a module, which changes while
     it is used, is each one's own. On a CPU, the rows are shared by this many ``cores``;
-    what comes of a row is the same, bit for bit, however many they are.
+    what comes of a row is the same, bit for bit, however many they are. ``share`` is given where
+    the federation is a share of a larger one.
     """
 
     def __init__(
@@ -43,8 +46,12 @@ class Worker:
         store: Store | None = None,
         cores: int = 1,
         task: Task | None = None,
+        share: UserShare | None = None,
     ) -> None:
         self.settings, self.federations, self.device = settings, federations, device
+        self.first_user = share.users.start if share else 0
+        largest = [share.largest] if share else [int(f.train.sizes.max()) for f in federations]
+        self.largest = max(largest)
         self.task = task or settings[0].task
         limit = CPU_RESIDENT_BYTES
         if device.type == "cuda":
@@ -63,9 +70,10 @@ class Worker:
         broadcast: Broadcast,
         memory: Slots,
         drawn: Indices | None,
+        records: LocalRecords | None = None,
     ) -> tuple[Upload, Slots]:
         """The rows' uploads and new slots, on this device."""
-        records = self.store.of([(self.federations[row.run], row.user) for row in rows])
+        records = records or self.records_of(rows)
         memory = {name: value.to(self.device) for name, value in memory.items()}
         graphs = self.graphs if self.store.resident else None
         shares = shares_of(rows, self.task.parameters, self.cores)
@@ -87,6 +95,11 @@ class Worker:
 
         return _put_together(shares, side_by_side([of(share) for share in shares]))
 
+    def records_of(self, rows: Sequence[Row]) -> LocalRecords:
+        """The records of these rows."""
+        first = self.first_user
+        return self.store.of([(self.federations[row.run], row.user - first) for row in rows])
+
     def give_back(self) -> None:
         """Hold no memory beyond the records."""
         if self.graphs is not None:
@@ -104,7 +117,7 @@ class Worker:
         floats = batch * (2 * dimension + self.task.width) + 10 * self.task.parameters
         row = 4 * floats + 8 * first.plan.local_steps * batch
         if not self.store.resident:
-            row += 8 * max(int(f.train.sizes.max()) for f in self.federations) * dimension
+            row += 8 * self.largest * dimension
         budget = CPU_CHUNK_BYTES
         if self.device.type == "cuda":
             budget = torch.cuda.mem_get_info(self.device)[0] // 3

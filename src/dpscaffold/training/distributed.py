@@ -1,0 +1,311 @@
+"""One run on several processes (ranks): rank 0 drives it, the others compute for it.
+
+Rank 0 takes the rounds as a run of one process does (:mod:`~dpscaffold.training.driver`): it draws
+the participants, keeps the ledger, moves the server, writes the run folder and reports progress.
+The other ranks compute what it asks for and write nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.rendezvous import rendezvous
+
+import dpscaffold
+from dpscaffold.engines import Engine, Hardware
+from dpscaffold.engines.fast.ranked import RankedSimulator
+from dpscaffold.engines.launcher import VARIABLES, launched_ranks
+from dpscaffold.engines.machine import pick_device, pick_devices, stop_signals
+from dpscaffold.engines.ranks import Ranks
+from dpscaffold.errors import BadInput, RankLost
+from dpscaffold.federation import Federation
+from dpscaffold.federation.share import UserShare
+from dpscaffold.runs.written import plain
+from dpscaffold.setting import Setting
+from dpscaffold.training.driver import Ending
+from dpscaffold.training.evaluator import Evaluator, Metrics, evaluation_task
+from dpscaffold.training.events import Listener
+from dpscaffold.training.in_progress import OwnMetric, RunInProgress
+from dpscaffold.training.optimum import Optimum
+from dpscaffold.training.result import Result
+
+#: How long a rank waits for the others, in seconds; the environment variable changes it.
+TIMEOUT, TIMEOUT_VARIABLE = 600.0, "DPSCAFFOLD_RANK_TIMEOUT"
+
+
+def join(device: str = "cpu", distributed: bool | None = None) -> Ranks | None:
+    """This process among the ranks of a run; None where it runs alone. The process group is joined
+    here, unless the caller did so before. ``distributed`` None: where a launcher started several
+    processes."""
+    if distributed is None:
+        distributed = launched_ranks() > 1
+    if not distributed:
+        return None
+    _require_backend(device)
+    timeout, own = _timeout(), _own_device(device)
+    with _meeting(timeout):
+        if not dist.is_initialized():
+            _join_group(timedelta(seconds=timeout))
+        return Ranks(own, timeout)
+
+
+def _join_group(wait: timedelta) -> None:
+    """Join the process group of the launcher, under keys of this attempt: after a restart its store
+    still has the addresses of processes that are gone."""
+    store, rank, count = next(rendezvous("env://", timeout=wait))
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    own = dist.distributed_c10d.PrefixStore(f"dpscaffold/{attempt}", store)
+    dist.init_process_group("gloo", store=own, rank=rank, world_size=count, timeout=wait)
+
+
+@contextmanager
+def _meeting(timeout: float) -> Iterator[None]:
+    """Say in one sentence that the ranks did not find each other."""
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        if isinstance(error, BadInput):
+            raise
+        where = ":".join(os.environ.get(name, "?") for name in VARIABLES[2:])
+        said = (str(error).splitlines() or [type(error).__name__])[0]
+        raise BadInput(
+            "no-rendezvous",
+            f"rank {os.environ.get('RANK')} of {os.environ.get('WORLD_SIZE')} did not meet the "
+            f"others at {where} within {timeout:g} s ({said}); start all ranks, and let them reach "
+            f"that address",
+        ) from None
+
+
+def leads(ranks: Ranks | None) -> bool:
+    """Whether this process writes, prints and reports progress."""
+    return ranks is None or ranks.leads
+
+
+def own_hardware(device: str, ranks: Ranks | None, chunk: int | None = None) -> Hardware:
+    """What this process computes on."""
+    return Hardware(pick_devices(device) if ranks is None else (ranks.device,), chunk)
+
+
+def _require_backend(device: str) -> None:
+    names = {"gloo"} | ({"nccl"} if device.startswith(("cuda", "auto")) else set())
+    if device == "auto" and not torch.cuda.is_available():
+        names.discard("nccl")
+    for name in sorted(names):
+        if not dist.is_available() or not getattr(dist, f"is_{name}_available")():
+            raise BadInput(
+                "backend-missing",
+                f"several processes need the backend {name} for device {device!r}, and this "
+                f"PyTorch was built without it; install one with it, or use one process",
+            )
+
+
+def _timeout() -> float:
+    given = os.environ.get(TIMEOUT_VARIABLE)
+    try:
+        found = TIMEOUT if given is None else float(given)
+    except ValueError:
+        found = 0.0
+    if not 1 <= found <= 86400:
+        raise BadInput(
+            "out-of-range",
+            f"{TIMEOUT_VARIABLE} is {given!r}; give a number of seconds from 1 to 86400",
+        )
+    return found
+
+
+def _own_device(device: str) -> torch.device:
+    """The device of this rank: of several GPUs of a machine, the one of its local rank."""
+    if "," in device:
+        raise BadInput(
+            "not-applicable",
+            f"device is {device!r}, and each rank computes on one device; name one, and start a "
+            f"rank for each",
+        )
+    found = pick_device(device)
+    if found.type == "cuda" and found.index is None:
+        found = pick_device(f"cuda:{os.environ.get('LOCAL_RANK', '0')}")
+    if found.type == "cuda":
+        torch.cuda.set_device(found)
+    return found
+
+
+@contextmanager
+def together(ranks: Ranks | None) -> Iterator[None]:
+    """What fails in this block on one rank ends it on all of them, with the same sentence."""
+    try:
+        yield
+    except BaseException as error:
+        if ranks is not None:
+            ranks.fail(error)
+        raise
+    if ranks is not None:
+        ranks.close()
+
+
+def check_same(ranks: Ranks, setting: Setting, federation: Federation, more: object) -> None:
+    """Refuse ranks that do not run the same thing; ``more`` is what else must agree."""
+    if ranks.count > setting.users:
+        raise BadInput(
+            "too-many-ranks",
+            f"{ranks.count} ranks were started for {setting.users} users; start at most one rank "
+            f"for each user",
+        )
+    described = json.dumps(plain([setting.to_dict(), more]), sort_keys=True, default=repr)
+    facts = {
+        "version of dpscaffold": dpscaffold.__version__,
+        "version of PyTorch": torch.__version__.partition("+")[0],
+        "configuration": hashlib.sha256(described.encode()).hexdigest(),
+        "data": federation.digest().value,
+    }
+    found = ranks.gather_values(facts)
+    for name, own in found[0].items():
+        other = next((rank for rank, said in enumerate(found) if said[name] != own), None)
+        if other is not None:
+            shown = f" ({own} and {found[other][name]})" if name.startswith("version") else ""
+            raise BadInput(
+                "ranks-differ",
+                f"rank {other} does not have the {name} of rank 0{shown}; give every rank the same",
+            )
+
+
+class RankedEvaluator(Evaluator):
+    """Evaluates a model on the records of all ranks: sums are reduced, no record is sent."""
+
+    ranks: Ranks
+    first_user: int
+
+    @classmethod
+    def on(cls, ranks: Ranks, share: UserShare, *given: Any) -> RankedEvaluator:
+        """The evaluator of one rank."""
+        made = cls(share.federation, *given)
+        made.ranks, made.users, made.first_user = ranks, share.all_users, share.users.start
+        return made
+
+    def __call__(self, params: Tensor) -> Metrics:
+        """All metrics of one model (P,), at rank 0."""
+        self.ranks.ask("evaluate")
+        self.ranks.broadcast(params.contiguous())
+        return super().__call__(params)
+
+    def answer(self) -> None:
+        """The part of another rank."""
+        params = torch.empty(self.task.parameters, device=self.device)
+        self.ranks.broadcast(params)
+        self._test_scores(params)
+        self._train_sums(params)
+
+    def _test_scores(self, params: Tensor) -> tuple[Tensor, Tensor, Tensor, float]:
+        scores, labels, user, accuracy = super()._test_scores(params)
+        counts = self.ranks.gather_values(len(labels))
+        whole = [
+            torch.cat([column[:0], *self.ranks.gather_rows(column, counts)])
+            for column in (scores, labels, user + self.first_user)
+        ]
+        total = self.ranks.added(torch.tensor([accuracy], dtype=torch.float64))
+        return whole[0], whole[1], whole[2], float(total)
+
+    def _train_sums(self, params: Tensor) -> tuple[float, float, Tensor]:
+        loss, squares, mean = super()._train_sums(params)
+        sums = torch.tensor([loss, squares], dtype=torch.float64)
+        total = self.ranks.added(torch.cat([sums, mean.cpu()]))
+        return float(total[0]), float(total[1]), total[2:]
+
+
+class RankedRun(RunInProgress):
+    """One simulated run in progress, at one of its ranks."""
+
+    between_rounds = True  # a thread next to the rounds would mix up the order of requests
+    ranks: Ranks
+
+    @classmethod
+    def on(
+        cls,
+        ranks: Ranks,
+        setting: Setting,
+        federation: Federation,
+        hardware: Hardware,
+        engine: str,
+        listener: Listener,
+        metrics: Sequence[str | OwnMetric],
+        dissimilarity: bool,
+    ) -> RankedRun:
+        """The run at this rank, once all ranks are known to run the same."""
+        if engine != "simulator":
+            raise BadInput(
+                "not-applicable",
+                f"engine is {engine!r}, and only the simulator runs on several ranks; leave it "
+                f"out, or use one process",
+            )
+        names = [metric if isinstance(metric, str) else metric.__name__ for metric in metrics]
+        check_same(ranks, setting, federation, [names, dissimilarity])
+        given = (engine, listener, metrics, dissimilarity)
+        made = cls(setting, federation, hardware, *given)
+        made.ranks = ranks
+        return made
+
+    @cached_property
+    def share(self) -> UserShare:
+        """The users of this rank."""
+        return UserShare.of(self.federation, self.ranks.users(self.setting.users))
+
+    @cached_property
+    def evaluate(self) -> RankedEvaluator:
+        """Made when it is first needed, and the optimum is known."""
+        task = evaluation_task(self.setting.task, self.device)
+        strength = self.setting.plan.regularisation
+        given = (task, strength, self.device, self.optimum_loss, self.measures)
+        return RankedEvaluator.on(self.ranks, self.share, *given)
+
+    def make_engine(self) -> Engine:
+        """Have every rank make its engine, with the chunks and threads of this one."""
+        self.ranks.ask("start", chunk=self.hardware.chunk, threads=self.hardware.threads)
+        return self._own_engine()
+
+    def _own_engine(self) -> RankedSimulator:
+        given = (self.setting, self.share, self.hardware, self.randomness, self.ranks)
+        return RankedSimulator(*given)
+
+    def go(self, optimum: Optimum | None) -> Result:
+        """Run the rounds that are left; a rank that is gone ends the run where it was stored."""
+        try:
+            return super().go(optimum)
+        except RankLost as error:
+            raise error.followed_by(f" in round {self.accounts.begun}; {self.continues}") from error
+
+    def serve(self) -> Result:
+        """What another rank than 0 does: answer rank 0, and return the result that it reached."""
+        handlers: dict[str, Callable[..., object]] = {}
+
+        def start(chunk: int | None, threads: int | None) -> None:
+            self.hardware = replace(self.hardware, chunk=chunk, threads=threads)
+            if threads is not None and self.device.type == "cpu":
+                torch.set_num_threads(threads)
+            handlers.update(self._own_engine().handlers())
+
+        handlers |= {"start": start, "evaluate": lambda: self.evaluate.answer()}
+        with stop_signals():  # rank 0 ends the round and then the run
+            try:
+                self.ranks.serve(handlers)
+            except RankLost as error:
+                raise error.followed_by("; start all ranks again, with --resume") from error
+        outcome = self.ranks.gather_values(None)[0]
+        return Result(self.setting, self.federation, **outcome)
+
+    def _finish(self, state: Any, ending: Ending, optimum: Optimum | None) -> Result:
+        result = super()._finish(state, ending, optimum)
+        self.ranks.ask("end")
+        outcome = {**vars(result)}
+        del outcome["setting"], outcome["federation"]
+        self.ranks.gather_values(outcome)
+        return result

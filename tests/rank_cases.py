@@ -1,0 +1,193 @@
+"""Runs for several processes: what each process trains, and what it came to."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from small import EVERY, UNEQUAL, federation, setting
+
+from dpscaffold import Gaussian, Linear, Logistic, Plan, scaffold, synthetic, train
+from dpscaffold.algorithms import fedavg
+from dpscaffold.engines.fast.ranked import RankedSimulator
+from dpscaffold.errors import BadInput
+from dpscaffold.federation import Federation
+from dpscaffold.runs.checkpoint import Checkpoint
+from dpscaffold.runs.folder import RunFolder
+from dpscaffold.runs.journal import Journal
+from dpscaffold.runs.ledger import JOURNAL, read_entries
+from dpscaffold.setting.secure import Secure
+from dpscaffold.tasks import LOSSES
+
+
+@dataclass(frozen=True)
+class Case:
+    """Arguments of ``train``, made anew in every process."""
+
+    algorithm: str
+    task: str = "logistic"
+    privacy: str = "fixed"
+    chunk: int | None = None
+    checkpoint_every: int = 100
+
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        every = {"checkpoint_every": self.checkpoint_every}
+        one = setting(self.algorithm, self.task, self.privacy, **every)
+        given = (one.federation, one.task, one.algorithm, one.plan, one.privacy)
+        return given, {"chunk": self.chunk}
+
+
+@dataclass(frozen=True)
+class Special:
+    """One of :data:`SPECIAL`, by its name."""
+
+    name: str
+
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return SPECIAL[self.name]()
+
+
+def narrow() -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Products so narrow that their last bits depend on where a row begins in memory."""
+    plan = Plan(rounds=4, local_steps=4, user_ratio=0.4, data_ratio=0.2)
+    data = synthetic(users=20, records=60)
+    return (data, Logistic(40, 10), scaffold(), plan, Gaussian(clip=1.0, noise=2.0)), {}
+
+
+def secure() -> tuple[tuple[Any, ...], dict[str, Any]]:
+    plan = Plan(rounds=3, local_steps=1, user_ratio=0.8, data_ratio=0.5)
+    data = synthetic(users=10, records=40)
+    given = (data, Logistic(40, 10), fedavg(), plan, Gaussian(clip=1.0, noise=2.0))
+    return given, {"secure": Secure(colluders=1)}
+
+
+def declared() -> tuple[tuple[Any, ...], dict[str, Any]]:
+    one = setting("scaffold", "logistic", "poisson")
+    data = one.federation.declaring(10)
+    return (data, one.task, one.algorithm, one.plan, one.privacy), {}
+
+
+def extreme() -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """One user has a record that is not tame: that changes how all users are computed."""
+    one = setting("scaffold", "logistic", "fixed", user_ratio=1.0)
+    data = one.federation
+    data.train.features[0] = 1e15
+    return (data, one.task, one.algorithm, one.plan, one.privacy), {}
+
+
+def by_records() -> tuple[tuple[Any, ...], dict[str, Any]]:
+    one = setting("scaffold", "logistic", "fixed", weighting="records", user_ratio=1.0)
+    return (one.federation, one.task, one.algorithm, one.plan, one.privacy), {}
+
+
+def numbers() -> tuple[tuple[Any, ...], dict[str, Any]]:
+    data = federation(UNEQUAL)
+    pairs = [
+        [(t.of(i)[0], t.of(i)[0][:, 0] / 4) for i in range(6)] for t in (data.train, data.test)
+    ]
+    made = Federation.from_arrays(*pairs, target="number")
+    plan = Plan(rounds=3, local_steps=3, user_ratio=0.5, data_ratio=0.5)
+    return (
+        made,
+        Linear(4, 1, LOSSES["squared"]),
+        scaffold(),
+        plan,
+        Gaussian(clip=1.0, noise=1.0),
+    ), {}
+
+
+SPECIAL = {one.__name__: one for one in (narrow, secure, declared, extreme, by_records, numbers)}
+
+FAST = [
+    *(Case(name) for name in EVERY),
+    *(Case("scaffold", "mlp", privacy) for privacy in ("poisson", "user-poisson", "median")),
+    Case("scaffold", "module"),
+    Case("scaffold-balanced", "logistic", "none", chunk=2),
+    *(Special(name) for name in SPECIAL),
+]
+
+#: The run that is stored.
+FOLDER = Case("scaffold-balanced")
+#: The run that is interrupted.
+KILLED = Case("scaffold", checkpoint_every=1)
+
+
+def reached(case: Case | Special, **more: Any) -> dict[str, Any]:
+    """What a run comes to."""
+    given, options = case.arguments()
+    result = train(*given, **options, **more)
+    return {
+        "params": result.params,
+        "ended": result.ended,
+        "privacy": result.privacy,
+        "history": [row.to_json() for row in result.history],
+    }
+
+
+def stored(folder: Path) -> dict[str, Any]:
+    """The users' slots and the ledger of a run folder."""
+    run = RunFolder(folder)
+    saved = run.load_checkpoint()
+    assert isinstance(saved, Checkpoint)
+    users = saved.memories["users"]
+    order = sorted(range(len(users)), key=users.__getitem__)
+    return {
+        "users": sorted(users),
+        "slots": {name: value[order] for name, value in saved.memories["slots"].items()},
+        "average": saved.state.average,
+        "ledger": [(e.round, e.users) for e in read_entries(Journal(run.file(JOURNAL)))],
+    }
+
+
+def all_cases(rank: int, cases: list[Case | Special]) -> list[dict[str, Any]]:
+    """The cases on this rank."""
+    return [reached(case, distributed=True) for case in cases]
+
+
+def small_matrix(rank: int, folder: Path) -> dict[str, Any]:
+    """What two ranks do in one test session: the cases, and a run that rank 0 stores."""
+    found = {"cases": all_cases(rank, FAST)}
+    found["stored"] = reached(FOLDER, out=folder / "several", distributed=True)
+    found["resumed"] = reached(KILLED, out=folder / "resumed", resume=True, distributed=True)
+    found["refused"] = refused(rank, folder)
+    return found
+
+
+def refused(rank: int, folder: Path) -> dict[str, tuple[str, str]]:
+    """The code and the sentence with which each of several mistakes is refused on this rank."""
+    one = setting("scaffold", rounds=3)
+    given = [one.federation, one.task, one.algorithm, one.plan, one.privacy]
+    other = rank == 1
+    mistakes: dict[str, tuple[list[Any], dict[str, Any]]] = {
+        "plan": ([*given[:3], replace(one.plan, rounds=3 + rank), given[4]], {}),
+        "data": ([federation(seed=rank), *given[1:]], {}),
+        "users": ([federation((9,)), *given[1:3], replace(one.plan, user_ratio=1.0), None], {}),
+        "engine": (given, {"engine": "loop"}),
+        "metrics": (given, {"metrics": ["log_loss"] if other else []}),
+        "one rank": ([*given[:3], "no plan" if other else one.plan, given[4]], {}),
+        "several devices": (given, {"device": "cpu,cpu"}),
+    }
+    found = {}
+    for name, (arguments, options) in mistakes.items():
+        try:
+            train(*arguments, **options, out=folder / "refused", distributed=True)
+        except BadInput as error:
+            found[name] = (error.code, str(error))
+    return found
+
+
+def dies(rank: int, folder: Path) -> None:
+    """A run of which rank 1 is killed in the third round, before it sends anything."""
+    if rank == 1:
+        real = RankedSimulator._own
+
+        def killed(self, part):
+            if part.broadcast.round == 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(self, part)
+
+        RankedSimulator._own = killed  # type: ignore[method-assign]
+    reached(KILLED, out=folder, distributed=True)
