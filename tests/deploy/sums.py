@@ -33,7 +33,9 @@ class SumWorld(World):
         self.confirmed = given.pop("site", {})
         algorithm = given.pop("algorithm", "fedavg")
         plan = {"user_ratio": 1.0, "local_steps": 1, "rounds": 3, **given}
-        super().__init__(folder, algorithm, privacy=privacy, data=federation(sizes), **plan)
+        plan.setdefault("data", None)
+        plan["data"] = federation(sizes) if plan["data"] is None else plan["data"]
+        super().__init__(folder, algorithm, privacy=privacy, **plan)
         self.confirm()
 
     def confirm(self, *names, **changes):
@@ -104,7 +106,7 @@ class SumWorld(World):
         return from_vector(answer.vectors[SUM], self.engine.sums.grid.bits)
 
     def no(self, name, listed, attempt=1, number=1, **changes) -> str:
-        """The reason for which a site refuses, having booked nothing."""
+        """The reason for which a site refuses, having reserved nothing."""
         before = self.count(name)
         said = self.reason(name, self.sum_task(name, listed, attempt, number, **changes))
         assert self.count(name) == before

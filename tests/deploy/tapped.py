@@ -61,7 +61,7 @@ def uploads(folder: Path) -> set[str]:
     return set(path.read_text().split()) if path.exists() else set()
 
 
-def booked(folder: Path) -> int:
+def reserved(folder: Path) -> int:
     """The participations in a site's ledger, also while the site runs and writes to it."""
     path = folder / "state" / "ledger.jsonl"
     whole = path.read_bytes().split(b"\n")[:-1] if path.exists() else []

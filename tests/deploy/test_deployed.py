@@ -223,7 +223,7 @@ def test_the_sites_must_have_the_sizes_that_the_noise_was_solved_for(tmp_path):
     wrong.records = {"east": 9, "north": 12, "south": 8}
     with refuses("sizes-differ: east = 9 … north = 12 … south = 7"):
         wrong.run(world.names, False)
-    assert [booking.began for booking in world.ledger("north").runs.values()] == [False]
+    assert [entry.began for entry in world.ledger("north").runs.values()] == [False]
     right = deployment(world, tmp_path / "other")
     right.records = {"east": 9, "north": 12, "south": 7}
     assert right.run(world.names, False).ended == "completed"

@@ -11,8 +11,12 @@ import pytest
 import torch
 from deploy.test_sites import assert_parity
 from deploy.world import World, uploads_of
+from refusals import refuses
 
-from dpscaffold.deployment.protocol.exchange import Crash
+from dpscaffold.deployment.protocol.enrolment import offer_to
+from dpscaffold.deployment.protocol.exchange import Crash, Delivery
+from dpscaffold.deployment.protocol.messages import ask
+from dpscaffold.deployment.site.answer import MOST_OPEN, MOST_UNUSED
 from dpscaffold.deployment.site.recovery import recover
 from dpscaffold.setting.gaussian import Gaussian
 
@@ -47,7 +51,7 @@ def test_a_site_killed_while_enrolling_enrols_once(tmp_path):
     deaths = {"left": 1}
 
     def die(name, at):
-        if name == "north" and at == "booked" and deaths["left"]:
+        if name == "north" and at == "reserved" and deaths["left"]:
             deaths["left"] -= 1
             raise Crash
 
@@ -127,8 +131,8 @@ def test_a_restored_site_refuses_and_is_recovered_by_its_operator(tmp_path):
     assert "the rest of the grant of run" in said[0]
     world.round()
     assert world.engine.last.reasons == {"north": "budget-spent"}
-    booking = world.ledger("north").runs[world.enrolled.run]
-    assert booking.participations == booking.grant.participations
+    entry = world.ledger("north").runs[world.enrolled.run]
+    assert entry.participations == entry.grant.participations
     assert recover(world.sites["north"].state, "north", world.policies["north"]) == []
 
 
@@ -316,5 +320,96 @@ def test_the_ledger_is_on_disk_before_and_the_upload_after_the_steps(tmp_path, m
     told.append("answered")
     run = world.enrolled.run
     wanted = ["settled", "sync ledger.jsonl", "counted", "computed", "sync .pending.box.partial",
-              "name pending.box", f"sync {run}", "stored", "answered"]  # fmt: skip
+              "name pending.box", f"sync {run}", "stored", "sync audit.jsonl",
+              "answered"]  # fmt: skip
     assert told[told.index("settled") :] == wanted
+
+
+# --- starts that fail, servers from a backup, hostile carriers
+
+
+def test_starts_that_fail_cost_nobody_a_run(tmp_path):
+    """South begins nothing, four times. Grants are final with the first upload, so the others take
+    part in the fifth run, although each accepts two runs in all."""
+    world = World(tmp_path, "scaffold", privacy=SECRET, policy={"max_runs": 2}, rounds=4)
+    world.exchange.fate = lambda name, message, attempt: Delivery(
+        lose_ask=name == "south" and message.header["kind"] == "begin"
+    )
+    for _ in range(4):
+        with refuses("not-enrolled: --resume"):
+            world.enrol()
+        world.fresh_server()
+    world.exchange.fate = lambda *asked: Delivery()
+    world.enrol()
+    world.drive()
+    for name in world.names:
+        assert len([b for b in world.ledger(name).runs.values() if not b.released]) <= 2
+    world.fresh_server()
+    world.enrol()
+    world.drive()
+    world.fresh_server()
+    with refuses("not-enrolled: policy-runs"):  # a run with an upload stays booked
+        world.enrol()
+
+
+def test_a_run_whose_grant_was_taken_back_can_go_on(tmp_path):
+    """Another run needed the grant and was given up: the first is offered again by its server."""
+    world = World(
+        tmp_path, "scaffold", privacy=SECRET, policy={"max_runs": 1}, rounds=4, user_ratio=1.0
+    )
+    world.enrol()
+    first = world.enrolled, world.engine
+    world.fresh_server()
+    offer_to(world.post, world.enrolled)
+    assert world.ledger("north").runs[first[0].run].released
+    world.enrolled, world.engine = first
+    world.post = world.engine.post
+    world.drive()
+    assert world.count("north") > 0 and not world.ledger("north").runs[first[0].run].released
+
+
+def test_offers_that_never_begin_are_bounded(tmp_path):
+    world = World(tmp_path, "scaffold", privacy=SECRET, policy={"max_runs": 1000}, rounds=4)
+    for _ in range(30):
+        offer_to(world.post, world.enrolled)
+        world.fresh_server()
+    site = world.sites["north"]
+    assert len(site._works) == MOST_OPEN
+    assert len(world.ledger("north").unused("")) == MOST_UNUSED
+    assert sum(memory.enrolment() is not None for memory in site.state.runs()) == MOST_UNUSED
+    world.enrol()
+    world.drive()
+
+
+@pytest.mark.parametrize("ratio", [1.0, 0.7])
+def test_a_server_restored_from_a_backup_goes_on(tmp_path, ratio):
+    """Rounds that the sites have taken part in since are passed over; no new grant is needed, and
+    no upload is asked for again but that of the last round."""
+    world = World(tmp_path, "scaffold", privacy=SECRET, rounds=9, user_ratio=ratio)
+    world.enrol()
+    world.drive(2)
+    backup = world.saved
+    world.drive(6)
+    counts = {name: world.count(name) for name in world.names}
+    world.saved = backup
+    world.resume()
+    world.drive()
+    assert world.state.round == 9
+    assert all(world.count(name) <= counts[name] + 4 for name in world.names)
+    assert all(len(world.ledger(name).runs) == 1 for name in world.names)
+
+
+def test_a_message_that_restored_slots_cannot_do_so_again(tmp_path):
+    """Whoever carries messages repeats one with ``restore.*`` after its acknowledgement."""
+    world = World(tmp_path, "scaffold", privacy=SECRET, rounds=6, user_ratio=1.0)
+    world.enrol()
+    world.drive(2)
+    mirror = {"restore.control": np.zeros(world.setting.task.parameters, "<f4")}
+    asked = world.task("north", 3, mirror, acknowledged="a" * 32)
+    upload = world.send("north", asked).header["upload"]
+    counted = world.count("north")
+    last = {"acknowledged": upload, "over": False, "statement": {}, "seen": 0, "seen_total": 0}
+    settled = ask("settle", world.enrolled.run, "north", last, {}, world.key)
+    assert world.reason("north", settled) == ""
+    assert world.reason("north", asked) == "state-mismatch"
+    assert world.count("north") == counted

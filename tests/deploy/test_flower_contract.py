@@ -28,7 +28,7 @@ from dpscaffold.deployment.transports import flower
 
 flower.require()
 
-from dpscaffold.deployment.transports.flower import link, node, run, wire  # noqa: E402
+from dpscaffold.deployment.transports.flower import gate, link, node, run, wire  # noqa: E402
 
 KEY = new_key()
 
@@ -214,7 +214,7 @@ def test_the_names_that_are_used_are_there():
 )
 def test_the_gate_lets_the_fleet_through_and_nothing_else(path, raw, open_):
     scope = {"type": "http", "path": path, "raw_path": raw or path.encode()}
-    assert link.FleetOnly._is_fleet(scope) is open_
+    assert gate.FleetOnly._is_fleet(scope) is open_
 
 
 def test_a_proxy_that_catches_loopback_is_refused(monkeypatch):

@@ -31,6 +31,7 @@ from dpscaffold.privacy import CAP, describe
 from dpscaffold.setting.gaussian import Gaussian
 
 SECRET = Gaussian(clip=0.7, noise=20.0, secret=True)
+CENTRE = {"step": "centre", "fit": "private", "norm_bound": 4.0, "noise": 2.0}
 STRICT = {
     "epsilon": 40.0,
     "delta": 1e-4,
@@ -95,7 +96,9 @@ def test_it_cannot_run_code_at_a_site(world, tmp_path, monkeypatch):
         ({"task": {"kind": "mlp", "hidden": 1_000_000}}, "policy-model"),
         ({"task": {"kind": "mlp", "hidden": 1 << 40}}, "policy-model"),
         ({"plan": {"rounds": 100_000}}, "policy-epsilon"),
-        ({"rows": {"prepare": [{"step": "pca"}]}}, "preparation"),
+        ({"rows": {"prepare": [{"step": "whiten"}]}}, "preparation"),
+        ({"rows": {"prepare": [CENTRE]}}, "preparation"),
+        ({"rows": {"prepare": [{"step": "pca"}]}}, "bad-offer"),
         ({"rows": {"features": 5}}, "data-unfit"),
         ({"plan": {"rounds": "8"}}, "bad-offer"),
         ({"plan": {"rounds": -1}}, "bad-offer"),
@@ -135,14 +138,16 @@ def test_it_cannot_have_more_runs_than_the_policy_allows(world):
     def another():
         world.fresh_server()
         world.enrol()
+        world.round()
 
+    world.round()
     another()
     with pytest.raises(NotEnrolled) as refused:
         another()
     assert set(refused.value.reasons.values()) == {"policy-runs"}
     ledger = world.ledger("north")
-    booked = sum(booking.grant.epsilon for booking in ledger.runs.values())
-    assert booked <= 40.0 and len(ledger.runs) == 2
+    reserved = sum(entry.grant.epsilon for entry in ledger.runs.values())
+    assert reserved <= 40.0 and len(ledger.runs) == 2
 
 
 def test_runs_that_never_began_are_not_held_against_the_next(tmp_path):
@@ -204,12 +209,14 @@ STRICTER = {
     "unprotected": (False, "policy-unprotected"),
     "rehearsal": (False, "policy-rehearsal"),
     "max_runs": (1, "budget-spent"),
+    "approval": ("each-run", "awaiting-approval"),
 }
 OTHERWISE = {"unprotected": None, "rehearsal": Gaussian(clip=0.7, noise=20.0)}
 
 
 def test_every_number_of_the_policy_is_in_the_table():
-    assert set(STRICTER) == set(Policy.model_fields)
+    """All but what is for preparation (test_preparation_deployed.py)."""
+    assert {*STRICTER, "preparation"} == set(Policy.model_fields)
 
 
 @pytest.mark.parametrize("name", STRICTER)
@@ -218,7 +225,7 @@ def test_every_stricter_number_counts_from_the_next_message(tmp_path, name):
     loose = STRICT | {"unprotected": True, "rehearsal": True}
     privacy = OTHERWISE.get(name, SECRET)
     world = World(tmp_path, "scaffold", privacy=privacy, policy=loose, rounds=8, user_ratio=1.0)
-    if name == "max_runs":  # one run is booked before this one
+    if name == "max_runs":  # one run is reserved before this one
         offer_to(world.post, EnrolledRun.fresh(world.enrolled.offer, world.names))
     world.enrol()
     other = {"params": np.ones(15, "<f4")}
@@ -446,8 +453,8 @@ def test_seen_beyond_the_ledger_stops_the_site_until_its_operator_acts(world):
     assert world.reason("north", world.task("north", 1)) == "ledger-behind"  # and stays so
     said = recover(world.sites["north"].state, "north", world.policies["north"])
     assert len(said) == 1
-    booking = world.ledger("north").runs[world.enrolled.run]
-    assert booking.participations == booking.grant.participations
+    entry = world.ledger("north").runs[world.enrolled.run]
+    assert entry.participations == entry.grant.participations
     assert world.reason("north", world.task("north", 2)) == "budget-spent"
 
 
@@ -489,6 +496,7 @@ JUNK = st.dictionaries(
             "acknowledged",
             "seen",
             "seen_total",
+            "heads",
             "over",
             "statement",
         ]
@@ -552,7 +560,7 @@ def test_every_answer_of_a_run_is_a_code_or_an_upload(world):
     world.engine.settle(True, {"epsilon": 1.0}, world.state.output)
     allowed = {
         "version kind direction run site nonce status records declared cap uploads commitment "
-        "participations total nonce_shown upload round fresh"
+        "participations total nonce_shown upload round fresh ledger"
     }
     for _, raw in world.exchange.answered:
         message = unpack(raw)

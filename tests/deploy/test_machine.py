@@ -167,11 +167,11 @@ class Deployment(RuleBasedStateMachine):
 
     @rule(name=SITE)
     def the_operator_recovers(self, name: str) -> None:
-        """What the server has seen is booked, and the rest of the grant with it."""
+        """What the server has seen is reserved, and the rest of the grant with it."""
         if recover(self.world.sites[name].state, name, self.world.policies[name]):
-            booking = self.world.ledger(name).runs[self.world.enrolled.run]
-            assert booking.participations >= self.world.post.seen.get(name, 0)
-            assert not booking.remaining
+            entry = self.world.ledger(name).runs[self.world.enrolled.run]
+            assert entry.participations >= self.world.post.seen.get(name, 0)
+            assert not entry.remaining
             self.complete = False
 
     @rule(name=SITE)

@@ -274,7 +274,10 @@ def heard(folder: Path, raw: bytes, declared: int | None = None, **more):
         said.append(type(end).__name__)
     for _, answer in world.exchange.answered:
         message = unpack(answer)
-        said.append({k: v for k, v in message.header.items() if k not in DRAWN})
+        plain = {k: v for k, v in message.header.items() if k not in DRAWN}
+        if "ledger" in plain:  # its head is a keyed hash, its number of lines is not
+            plain["ledger"] = plain["ledger"]["lines"]
+        said.append(plain)
         said.append({name: vector.shape for name, vector in message.vectors.items()})
     world.close("east")
     return said
@@ -486,3 +489,36 @@ def test_the_check_says_that_there_are_more_records_than_declared(site):
     wrong = [sentence for sentence, fine in found.items() if not fine]
     assert code == 1 and len(wrong) == 1
     assert "40 records" in wrong[0] and "records = 39" in wrong[0]
+
+
+# --- a declared size
+
+
+@pytest.mark.parametrize("relation", ["replace-one", "zero-out", "no privacy"])
+@pytest.mark.parametrize("policy", ["loose", "tight"])
+def test_no_offer_overrules_a_declared_size(tmp_path, relation, policy):
+    """Whatever neighbours a server proposes: with records = 12 it hears of 12, and a record that is
+    there or not changes nothing."""
+    if relation == "no privacy" and policy == "tight":
+        policy = "loose"
+    given = {"privacy": RELATIONS[relation][0], "policy": POLICIES[policy]}
+    said = heard(tmp_path, csv_of(lines(9)), 12, **given)
+    assert [header["records"] for header in said[::2] if "records" in header] == [12]
+    for after in (lines(9)[1:], [*lines(9), RECORDS["another"]], [], lines(13)):
+        assert heard(tmp_path, csv_of(after), 12, **given) == said
+
+
+def test_an_absent_record_is_an_empty_one_if_the_size_is_declared(tmp_path):
+    """With fixed or zero-out batches the table is filled with empty records, which is the
+    neighbour that the offer's ε is for."""
+    for privacy in (SECRET, replace(SECRET, sampling="poisson", neighbours="zero-out")):
+        tables = []
+        for records in (lines(9), [*lines(9), b"", b"", b""]):
+            world = Tables(tmp_path / fresh_id(), [csv_of(records)], 12, privacy=privacy)
+            world.enrol()
+            tables.append(world.sites["east"]._works[world.enrolled.run])
+            world.close("east")
+        one, other = tables
+        assert one.records == other.records == 12 and one.batch == other.batch
+        assert torch.equal(one.held.features, other.held.features)
+        assert torch.equal(one.held.used, other.held.used)

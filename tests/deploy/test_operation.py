@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -91,7 +92,7 @@ def test_the_ledger_quotes_the_cap(site):
         },
         "mechanism": vars(mechanism),
     }
-    ledger.book("ab" * 16, "plan", SiteGrant(7, 0.8, 1e-7), account)
+    ledger.reserve("ab" * 16, "plan", SiteGrant(7, 0.8, 1e-7), account)
     ledger.begin("ab" * 16, "fixed")
     for number in (1, 2, 3):
         ledger.participate("ab" * 16, number)
@@ -259,6 +260,8 @@ def test_what_is_missing_is_filled_and_what_cannot_be_read_contributes_nothing(t
         "d.csv: 3 records count but contribute nothing, as 'age' is not a number: lines 5, 6, 7",
         "d.csv: 2 records count but contribute nothing, as 'ill' is not a class of the offer: "
         "lines 3, 4",
+        "d.csv: 2 of 2 values of 'sex' are not among the offer's categories, and are zero "
+        "everywhere",
     ]
 
 
@@ -306,3 +309,105 @@ def test_nothing_is_booked_without_a_yes(site, typed, sentence):
     result = CliRunner().invoke(app, ["site", "recover", str(site)], input=typed)
     assert isinstance(result.exception, BadInput) and sentence in str(result.exception)
     assert {p: p.read_bytes() for p in site.parent.rglob("*") if p.is_file()} == state
+
+
+# --- what the check of a site finds
+
+
+def test_files_that_others_can_use_fail_the_check(site):
+    """Modes count where other users can reach the file through all its folders."""
+    from dpscaffold.deployment.provision import open_to_others
+
+    state = site.parent / "state"
+    state.mkdir(mode=0o700)
+    loose = {site: 0o666, site.parent / "data.npz": 0o644, state: 0o755}
+    for path, mode in loose.items():
+        path.chmod(mode)
+    result = said("site", "check", site, "--offline")
+    reachable = all(parent.stat().st_mode & 0o001 for parent in site.resolve().parents)
+    assert (result.exit_code == 1) == reachable
+    with pytest.MonkeyPatch.context() as patch:  # every folder above lets others in
+        patch.setattr(
+            "dpscaffold.deployment.transports.flower.operation.open_to_others",
+            lambda path, bits: bool(path.stat().st_mode & bits),
+        )
+        result = said("site", "check", site, "--offline")
+        assert result.exit_code == 1
+        for words in ("the policy can be changed", "the data can be read", "the state folder"):
+            assert f"FAIL {words}" in result.output
+        for path in loose:
+            path.chmod(0o700)
+        assert said("site", "check", site, "--offline").exit_code == 0
+    assert not open_to_others(site, 0o077)
+
+
+def test_open_to_others_looks_at_all_folders(tmp_path, monkeypatch):
+    from dpscaffold.deployment.provision import open_to_others
+
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    path = inner / "file"
+    path.touch()
+    found = type(path).stat
+    walls = {tmp_path: 0o40755, inner: 0o40755}
+    monkeypatch.setattr(
+        type(path),
+        "stat",
+        lambda self, **more: SimpleNamespace(
+            st_mode=walls.get(self, found(self, **more).st_mode if self == path else 0o40755)
+        ),
+    )
+    path.chmod(0o644)
+    assert open_to_others(path, 0o006) and not open_to_others(path, 0o022)
+    walls[inner] = 0o40700
+    assert not open_to_others(path, 0o006)
+    walls[inner] = 0o40710
+    path.chmod(0o664)
+    assert open_to_others(path, 0o022) and not open_to_others(path, 0o006)
+
+
+PEOPLE = [f'"{30 + k},3",{"WM"[k % 2]},20,{("ja", "nein")[k % 2]}' for k in range(40)]
+GERMAN = "\n".join(["age,sex,bmi,ill", *PEOPLE])
+
+
+def test_a_table_in_other_codes_fails_the_check(tmp_path):
+    """Decimal commas, other words for the label and for a category: nothing of it passes."""
+    site = new_site(tmp_path, 'source = "csv"\npath = "d.csv"', {"epsilon": "9.0"})
+    (site.parent / "d.csv").write_text(GERMAN + "\n")
+    schema = """
+[schema]
+features = 4
+classes = 2
+columns = ["age", "sex", "bmi"]
+categories = { sex = ["f", "m"] }
+label = "ill"
+class_names = ["no", "yes"]
+"""
+    offer = ("--offline", "--offer", plan(tmp_path, schema + OFFERED))
+    result = said("site", "check", site, *offer)
+    assert result.exit_code == 1
+    assert "'age' is not a number" in result.output and "no record can be read" in result.output
+    assert json.loads(said("site", "check", site, *offer, "--json").output)
+    right = GERMAN.replace('"', "").replace(",3,", ".3,").replace("ja", "yes").replace("nein", "no")
+    (site.parent / "d.csv").write_text(right + "\n")
+    result = said("site", "check", site, *offer)
+    assert result.exit_code == 1  # of sex, no value is known
+    assert "FAIL d.csv: 40 of 40 values of 'sex'" in result.output
+    assert "labels (shown to you alone): no 20, yes 20" in result.output
+    assert "age (shown to you alone): 30.3 to 69.3" in result.output
+    (site.parent / "d.csv").write_text(right.replace("W", "f").replace("M", "m") + "\n")
+    assert said("site", "check", site, *offer).exit_code == 0
+
+
+def test_a_full_disk_does_not_silence_a_site(site, monkeypatch):
+    from dpscaffold.deployment.site.file import read_site_file
+    from dpscaffold.deployment.transports.flower.operation import logger_of
+
+    def full(*given, **more):
+        raise OSError(28, "No space left on device")
+
+    heard = []
+    say = logger_of(read_site_file(site), heard.append)
+    monkeypatch.setattr("pathlib.Path.open", full)
+    say("the server is away")
+    assert heard == ["the server is away"]

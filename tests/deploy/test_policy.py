@@ -135,7 +135,7 @@ def site(tmp_path):
 
 def test_a_new_site_has_the_documented_policy(site):
     file = read_site_file(site)
-    assert file.policy == Policy(epsilon=2.0, delta=1e-6, min_noise=5.0)
+    assert file.policy == Policy(epsilon=2.0, delta=1e-6, min_noise=5.0, preparation=True)
     assert file.state == site.parent / "state" and file.data["source"] == "csv"
 
 
@@ -167,9 +167,9 @@ def test_a_wrong_file_is_one_sentence(site, old, new, says):
 def test_what_earlier_runs_were_granted_is_not_left(tmp_path):
     ledger = SiteLedger(tmp_path / "ledger.jsonl", "north")
     for run, epsilon in (("aa", 0.5), ("bb", 0.75)):
-        ledger.book(run, "plan", SiteGrant(5, epsilon, 2e-7), {})
+        ledger.reserve(run, "plan", SiteGrant(5, epsilon, 2e-7), {})
     assert ledger.left(POLICY) == RemainingBudget(0.75, pytest.approx(6e-7), 0)
-    assert ledger.left(POLICY, without="bb") == RemainingBudget(1.5, pytest.approx(8e-7), 1)
+    assert ledger.left(POLICY, "bb") == RemainingBudget(1.5, pytest.approx(8e-7), 1)
 
 
 def test_a_rehearsal_is_granted_without_an_epsilon():

@@ -12,8 +12,8 @@ import httpx
 import numpy as np
 import pytest
 import torch
-from deploy import tapped
 
+from deploy import tapped
 from dpscaffold.deployment.transports import flower
 
 flower.require()
@@ -64,7 +64,7 @@ def assert_booked(local):
     are noted before they leave, and a ledger only grows."""
     for name in local.names:
         left = tapped.uploads(local.folder / name)
-        assert tapped.booked(local.folder / name) >= len(left), name
+        assert tapped.reserved(local.folder / name) >= len(left), name
 
 
 def watched(folder, federation, policy=POLICY):
@@ -192,7 +192,7 @@ def foreign_application(local, ca, tmp_path):
 
     from flwr.cli.build import build_fab_from_files
     from flwr.common.serde import fab_to_proto, user_config_to_proto
-    from flwr.proto.control_pb2 import StartRunRequest
+    from flwr.proto.control_pb2 import ListNodesRequest, StartRunRequest, UnregisterNodeRequest
     from flwr.supercore.constant import NOOP_FEDERATION_ID
     from flwr.supercore.fab import Fab
 
@@ -208,14 +208,23 @@ def foreign_application(local, ca, tmp_path):
     bundle = dict(_BUNDLE) | {"nothing.py": f"open({str(mark)!r}, 'w').write('x')\n".encode()}
     content, _ = build_fab_from_files(bundle)
     fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
-    office = SuperLinkAddress(f"127.0.0.1:{local.inner}", ca, b"")
-    control_client(office).StartRun(
-        StartRunRequest(
-            fab=fab_to_proto(fab),
-            override_config=user_config_to_proto({}),
-            federation=NOOP_FEDERATION_ID,
-        )
+    asked = StartRunRequest(
+        fab=fab_to_proto(fab),
+        override_config=user_config_to_proto({}),
+        federation=NOOP_FEDERATION_ID,
     )
+    address, server = f"127.0.0.1:{local.inner}", local.folder / "server"
+    other_user = control_client(SuperLinkAddress(address, ca, b"not the secret"))
+    for call in (
+        lambda: other_user.StartRun(asked),
+        lambda: other_user.ListNodes(ListNodesRequest()),
+        lambda: other_user.UnregisterNode(UnregisterNodeRequest(node_id=1)),
+    ):
+        with pytest.raises(httpx.HTTPStatusError) as refused:
+            call()
+        assert refused.value.response.status_code == 401
+    secret = (server / "superexec.secret").read_bytes()
+    control_client(SuperLinkAddress(address, ca, secret)).StartRun(asked)
     before = tapped.polls(local.folder / "north")
     wait_for(lambda: tapped.polls(local.folder / "north") >= before + 8)
     assert not mark.exists() and not tapped.uploads(local.folder / "north")
@@ -343,9 +352,9 @@ def test_a_campaign_of_kills_ends_where_the_simulator_does(tmp_path):
         assert_equal(out, federation, tables)
         assert_booked(local)
         assert json.loads((out / "summary.json").read_text())["control_gap"] < 1e-5
-        counts = {name: tapped.booked(local.folder / name) for name in local.names}
+        counts = {name: tapped.reserved(local.folder / name) for name in local.names}
         left = {name: len(tapped.uploads(local.folder / name)) for name in local.names}
-        print(f"kills: {killed}; rounds: {rounds}; booked: {counts}; uploads: {left}")
+        print(f"kills: {killed}; rounds: {rounds}; reserved: {counts}; uploads: {left}")
 
 
 @pytest.mark.slow

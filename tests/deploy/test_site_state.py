@@ -1,4 +1,4 @@
-"""The site's ledger and memory: what was booked stays booked, whatever happens to the files."""
+"""The site's ledger and memory: what was reserved stays reserved, whatever happens to the files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def ledger_at(path):
 
 def with_run(path, run="aa", epsilon=0.3):
     ledger = ledger_at(path)
-    ledger.book(run, "plan", SiteGrant(5, epsilon, 3e-7), {"records": 400})
+    ledger.reserve(run, "plan", SiteGrant(5, epsilon, 3e-7), {"records": 400})
     ledger.begin(run, "fixed")
     return ledger
 
@@ -32,8 +32,8 @@ def test_what_was_written_is_read(tmp_path):
     assert [ledger.participate("aa", round) for round in (2, 7, 7)] == [1, 2, 3]
     again = ledger_at(tmp_path)
     assert again.runs == ledger.runs and again.total == 3
-    booking = again.runs["aa"]
-    assert (booking.remaining, booking.last_round, booking.began) == (2, 7, True)
+    entry = again.runs["aa"]
+    assert (entry.remaining, entry.last_round, entry.began) == (2, 7, True)
     again.begin("aa", "fixed")
     with refuses("roster-changed"):
         again.begin("aa", "another roster")
@@ -42,14 +42,16 @@ def test_what_was_written_is_read(tmp_path):
 
 def test_epsilon_and_delta_add_across_runs(tmp_path):
     ledger = with_run(tmp_path)
-    ledger.book("bb", "plan", SiteGrant(5, 0.5, 3e-7), {})
+    ledger.reserve("bb", "plan", SiteGrant(5, 0.5, 3e-7), {})
     left = ledger.left(POLICY)
     assert left.epsilon == pytest.approx(0.2) and left.delta == pytest.approx(4e-7)
     assert left.runs == 1
-    assert ledger.left(POLICY, without="aa").epsilon == pytest.approx(0.5)
-    assert ledger.release_unbegun(besides="cc")  # bb never began
+    assert ledger.left(POLICY, "aa").epsilon == pytest.approx(0.5)
+    assert ledger.unused(besides="cc") == ["aa", "bb"] and ledger.unused(besides="bb") == ["aa"]
+    ledger.release(["bb"])
     assert ledger.left(POLICY).epsilon == pytest.approx(0.7)
-    assert not ledger.release_unbegun(besides="cc")
+    ledger.participate("aa", 1)
+    assert ledger.unused(besides="cc") == []
     assert ledger_at(tmp_path).left(POLICY) == ledger.left(POLICY)
 
 
@@ -64,7 +66,7 @@ def test_a_recovery_books_the_rest(tmp_path):
 
 def test_an_infinite_epsilon_is_never_granted(tmp_path):
     with refuses("policy-epsilon"):
-        ledger_at(tmp_path).book("aa", "plan", SiteGrant(5, float("inf"), 0.0), {})
+        ledger_at(tmp_path).reserve("aa", "plan", SiteGrant(5, float("inf"), 0.0), {})
 
 
 @pytest.mark.parametrize("place", range(0, 900, 37))

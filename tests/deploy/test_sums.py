@@ -63,11 +63,11 @@ def test_every_site_gives_the_same_sum_in_any_order(world):
 def test_a_run_ends_with_every_attempt_in_the_ledgers(world):
     world.drive()
     assert [world.count(name) for name in world.names] == [3, 3, 3, 3]
-    lines = [(b.last_round, b.last_attempt, b.voids) for b in bookings(world)]
+    lines = [(b.last_round, b.last_attempt, b.voids) for b in entries(world)]
     assert lines == [(3, 1, 0)] * 4
 
 
-def bookings(world):
+def entries(world):
     return [world.ledger(name).runs[world.enrolled.run] for name in world.names]
 
 
@@ -91,7 +91,7 @@ def test_a_missing_upload_makes_the_attempt_void_and_the_next_one_is_fresh(world
     assert world.engine.last.reasons == {}
     # Those who answered were asked again, and south was passed over although it had uploaded.
     assert [world.count(name) for name in world.names] == [2, 2, 1, 2]
-    assert [b.voids for b in bookings(world)] == [1, 1, 0, 1]
+    assert [b.voids for b in entries(world)] == [1, 1, 0, 1]
     assert world.engine.acknowledged.keys() == {"east", "north", "west"}
 
 
@@ -206,8 +206,8 @@ def test_a_server_that_lost_its_note_takes_the_next_attempt(world):
     (world.folder / "run" / "attempt.json").unlink()
     world.resume()
     world.drive()
-    assert [b.last_attempt for b in bookings(world)] == [1] * 4
-    assert [b.voids for b in bookings(world)] == [1] * 4
+    assert [b.last_attempt for b in entries(world)] == [1] * 4
+    assert [b.voids for b in entries(world)] == [1] * 4
     assert values_by_label(world) == {}
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from deploy.sums import SECRET, SumWorld
+from refusals import refuses
 
 from dpscaffold.deployment.protocol.enrolment import EnrolledRun, NotEnrolled, members_in, offer_to
 from dpscaffold.deployment.protocol.masks import EpochKey, announce
@@ -453,13 +454,13 @@ def epsilon(noise, participations, records, batch, delta):
 def test_a_grant_covers_all_attempts_towards_both_adversaries(tmp_path):
     world = SumWorld(tmp_path, privacy=SECRET, sizes=(9, 9, 9, 9))
     world.enrol()
-    booked = world.ledger("east").runs[world.enrolled.run]
-    assert booked.grant.participations == 3 + 10
-    batch = booked.account["batch"]
+    reserved = world.ledger("east").runs[world.enrolled.run]
+    assert reserved.grant.participations == 3 + 10
+    batch = reserved.account["batch"]
     towards = [epsilon(noise, 13, 9, batch, 1e-3) for noise in (20 * 3**0.5, 20)]
-    assert booked.grant.epsilon == pytest.approx(towards[0], rel=1e-6)
-    assert booked.grant.epsilon_alone == pytest.approx(towards[1], rel=1e-6)
-    assert booked.grant.epsilon < booked.grant.epsilon_alone
+    assert reserved.grant.epsilon == pytest.approx(towards[0], rel=1e-6)
+    assert reserved.grant.epsilon_alone == pytest.approx(towards[1], rel=1e-6)
+    assert reserved.grant.epsilon < reserved.grant.epsilon_alone
 
 
 def test_a_small_site_counts_only_the_noise_that_is_there(tmp_path):
@@ -494,13 +495,13 @@ def test_the_cap_of_epsilon_alone_holds(tmp_path):
 def test_runs_without_secure_sums_count_towards_epsilon_alone(world):
     ledger = world.ledger("east")
     policy = world.policies["east"]
-    booked = ledger.runs[world.enrolled.run].grant
-    assert ledger.left(policy).alone == pytest.approx(1e6 - booked.epsilon_alone)
+    reserved = ledger.runs[world.enrolled.run].grant
+    assert ledger.left(policy).alone == pytest.approx(1e6 - reserved.epsilon_alone)
     plain = {key: value for key, value in world.enrolled.offer.items() if key != "secure"}
     assert offered(world, offer=plain) == ""
     ledger = world.ledger("east")
     more = [b.grant.epsilon for b in ledger.runs.values() if b.grant.epsilon_alone is None]
-    assert ledger.left(policy).alone == pytest.approx(1e6 - booked.epsilon_alone - sum(more))
+    assert ledger.left(policy).alone == pytest.approx(1e6 - reserved.epsilon_alone - sum(more))
 
 
 # --- a hostile site
@@ -544,7 +545,7 @@ def test_a_site_cannot_send_another_shape(world):
 def test_a_secure_run_needs_all_sizes(tmp_path):
     world = SumWorld(tmp_path, privacy=SECRET)
     for records in (None, {}, {"east": 9}, {**world.sizes, "more": 3}):
-        with pytest.raises(Exception, match=r"give deploy.records with the public size of east"):
+        with refuses("sites-differ: deploy.records … east"):
             EnrolledRun.fresh(world.enrolled.offer, world.names, records)
 
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from deploy import tapped
 from small import Driven, Trial, simulator
 
+from deploy import tapped
 from dpscaffold.deployment.transports import flower
 
 flower.require()
@@ -22,8 +22,10 @@ from deploy.test_processes import (  # noqa: E402
     wait_for,
 )
 
-from dpscaffold.algorithms import fedavg  # noqa: E402
+from dpscaffold.algorithms import fedavg, ridge  # noqa: E402
 from dpscaffold.data import synthetic  # noqa: E402
+from dpscaffold.data.prepared import applied  # noqa: E402
+from dpscaffold.deployment.protocol.agreement import read_offer  # noqa: E402
 from dpscaffold.deployment.protocol.messages import fingerprint, public_of  # noqa: E402
 from dpscaffold.deployment.provision import read_signing_key  # noqa: E402
 from dpscaffold.deployment.transports.flower.demo import POLICY, demo_tables, deployed  # noqa: E402
@@ -38,13 +40,15 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow]
 NAMES = ("east", "north", "south", "west")
 
 
-def confirm(local):
+def confirm(local, required=True):
     """The people of all sites compare fingerprints."""
     keys = {name: read_signing_key(local.folder / name / "site.key") for name in local.names}
     prints = ", ".join(f'{n} = "{fingerprint(public_of(key))}"' for n, key in keys.items())
     for name in local.names:
         path = local.folder / name / "site.toml"
-        table = "\n[secure]\nrequired = true\nvoids = 50\nepsilon_alone = 900.0\n"
+        table = (
+            f"\n[secure]\nrequired = {str(required).lower()}\nvoids = 50\nepsilon_alone = 900.0\n"
+        )
         path.write_text(path.read_text() + table + f"members = {{ {prints} }}\n")
 
 
@@ -79,9 +83,79 @@ def test_a_rehearsal_with_kills_ends_bit_for_bit_where_the_simulator_does(tmp_pa
         assert summary["ended"] == "completed"
         assert "no-answer" not in summary["refusals"], local.log("server")
         for name in NAMES:
-            assert 8 <= tapped.booked(local.folder / name) <= 11
+            assert 8 <= tapped.reserved(local.folder / name) <= 11
     plan, privacy = Plan(**tables["plan"]), Gaussian(**tables["privacy"])
     setting = Trial.of(data, Logistic(40, 10), fedavg(), plan, privacy)
     setting = replace(setting, secure=Secure(1, 3, 50))
     whole = Driven(simulator(setting, chunk=1)).drive()
+    assert torch.equal(deployed(out)["params"], whole.reached.params)
+
+
+def test_ridge_regression_in_one_round_plain_and_secure(tmp_path):
+    """Both rehearsals end where the simulator does, and both are in the ledgers."""
+    data = synthetic(alpha=1, beta=1, users=4, records=60, dimension=8, classes=3, seed=3)
+    records = {name: tuple(t.numpy() for t in data.train.of(k)) for k, name in enumerate(NAMES)}
+    sizes = dict(zip(NAMES, data.roster.sizes, strict=True))
+    policy = {**POLICY, "epsilon": "900.0", "min_noise": "1.0"}
+    policy |= {"algorithms": '["ridge"]', "max_data_ratio": "1.0"}
+    tables = {
+        "schema": {"features": 8, "classes": 3},
+        "algorithm": {"name": "ridge"},
+        "privacy": {"clip": 1.0, "noise": 10.0, "sampling": "poisson"},
+        "deploy": {"rehearsal": True, **PATIENT, "records": sizes},
+    }
+    secure = {"colluders": 1, "least": 3, "voids": 5}
+    runs = {"plain": tables, "secure": tables | {"secure": secure}}
+    with LocalFederation(tmp_path / "fed", records, policy, program=tapped.PROGRAM) as local:
+        confirm(local, required=False)
+        local.start()
+        for name, given in runs.items():
+            assert local.run(local.config(name, given), tmp_path / name) == 0, local.log("server")
+        assert_booked(local)
+        assert all(tapped.reserved(local.folder / name) == 2 for name in NAMES)
+    setting = Trial.of(
+        data, Logistic(8, 3), ridge(), Plan.one_round(), Gaussian(**tables["privacy"])
+    )
+    for name, given in {
+        "plain": setting,
+        "secure": replace(setting, secure=Secure(1, 3, 5)),
+    }.items():
+        whole = Driven(simulator(given, chunk=1)).drive()
+        assert torch.equal(deployed(tmp_path / name)["params"], whole.reached.params)
+
+
+def test_a_secure_preparation_and_training_end_where_they_do_in_one_process(tmp_path):
+    """Two runs of sums fit the preparation, and a site is killed in the training."""
+    data = synthetic(alpha=1, beta=1, users=4, records=60, dimension=8, classes=3, seed=3)
+    records = {name: tuple(t.numpy() for t in data.train.of(k)) for k, name in enumerate(NAMES)}
+    sizes = dict(zip(NAMES, data.roster.sizes, strict=True))
+    private = {"fit": "private", "norm_bound": 3.0, "noise": 10.0}
+    tables = demo_tables(rounds=6)
+    tables["schema"] = {
+        "features": 8,
+        "classes": 3,
+        "prepare": [{"step": "centre", **private}, {"step": "pca", **private, "components": 3}],
+    }
+    tables["algorithm"] = {"name": "fedavg"}
+    tables["plan"] |= {"local_steps": 1}
+    tables["secure"] = {"colluders": 1, "least": 3, "voids": 50}
+    tables["deploy"] |= {**PATIENT, "records": sizes}
+    policy = {**POLICY, "epsilon": "900.0", "min_noise": "1.0", "max_runs": "3"}
+    out = tmp_path / "run"
+    with LocalFederation(tmp_path / "fed", records, policy, program=tapped.PROGRAM) as local:
+        confirm(local)
+        local.start()
+        config = local.config("plan", tables)
+        local.start_server(config, out)
+        wait_for(lambda: rounds_done(out) >= 2, local)
+        local.kill("north")
+        local.start_site("north")
+        assert local.processes["server"].wait() == 0, local.log("server")
+        assert_booked(local)
+        for name in NAMES:
+            assert 8 <= tapped.booked(local.folder / name) <= 10
+    offer = read_offer(json.loads((out / "setting.json").read_text()))
+    plan, privacy = Plan(**tables["plan"]), Gaussian(**tables["privacy"])
+    setting = Trial.of(applied(data, offer.rows.steps), Logistic(3, 3), fedavg(), plan, privacy)
+    whole = Driven(simulator(replace(setting, secure=Secure(1, 3, 50)), chunk=1)).drive()
     assert torch.equal(deployed(out)["params"], whole.reached.params)

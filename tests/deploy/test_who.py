@@ -105,7 +105,7 @@ def test_a_site_sees_nothing_of_another_but_its_name_and_size(world):
     assert uploaded and not uploaded & sent_to_east
     assert told == {
         *("version", "kind", "direction", "run", "site", "nonce", "seen", "seen_total"),
-        *("plan", "round", "acknowledged", "params", "shared.control"),
+        *("heads", "plan", "round", "acknowledged", "params", "shared.control"),
         *("over", "statement", "model.params"),
     }
 
@@ -114,8 +114,8 @@ def test_a_refusal_names_a_code_and_not_the_policy(tmp_path):
     world = World(tmp_path, "scaffold", privacy=SECRET, policy={"min_noise": 77.25}, rounds=4)
     with refuses("not-enrolled: policy-noise") as refused:
         offer_to(world.post, world.enrolled)
-    assert "77" not in str(refused.value)
-    assert all(b"77" not in raw.split(b'"nonce"')[0] for _, raw in world.exchange.answered)
+    assert "77.25" not in str(refused.value)
+    assert all(b"77.25" not in raw for _, raw in world.exchange.answered)
 
 
 # --- a local user

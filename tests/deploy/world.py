@@ -103,7 +103,13 @@ class World:
         named = {"name": algorithm} if isinstance(algorithm, str) else algorithm
         self.algorithm = AlgorithmSettings.model_validate(named)
         self.learns = TaskSettings(kind=task, hidden=6)
-        self.rows = SchemaSettings(features=self.data.dimension, classes=self.data.classes)
+        target = self.data.schema.target
+        self.rows = SchemaSettings(
+            features=self.data.dimension,
+            classes=self.data.classes,
+            low=target.low,
+            high=target.high,
+        )
         self.setting = Trial.of(
             self.data,
             self.learns.build(self.data),
@@ -139,7 +145,9 @@ class World:
         )
 
     def file(self, name: str) -> SiteFile:
-        """What ``site.toml`` would say."""
+        """What ``site.toml`` would say. Sizes are declared where batches are Poisson."""
+        declares = self.setting.sampling == "poisson"
+        size = self.data.roster.sizes[self.names.index(name)]
         return SiteFile(
             name=name,
             server="127.0.0.1:1",
@@ -148,7 +156,7 @@ class World:
             node_key=Path("node.key"),
             signing_key=Path("site.key"),
             state=self.folder / name / "state",
-            records=self.data.roster.sizes[self.names.index(name)],
+            records=size if declares else None,
             data={"source": "npz", "path": "data.npz"},
             policy=self.policies[name],
         )
@@ -191,7 +199,7 @@ class World:
         return self.sites[name].state.run(self.enrolled.run)
 
     def count(self, name: str) -> int:
-        """How often the site has booked a participation in the run."""
+        """How often the site has reserved a participation in the run."""
         return self.ledger(name).runs[self.enrolled.run].participations
 
     # --- the server

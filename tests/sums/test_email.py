@@ -7,16 +7,32 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from refusals import refuses
+from scipy.stats import norm
+from typer.testing import CliRunner
 
 from dpscaffold import BadInput, load_model
-from dpscaffold.deployment.protocol.messages import fingerprint, new_key, pack, sign, unpack
+from dpscaffold.cli import app
+from dpscaffold.deployment.protocol.messages import (
+    fingerprint,
+    new_key,
+    pack,
+    public_of,
+    sign,
+    unpack,
+)
+from dpscaffold.deployment.site.begin import BEGUN
+from dpscaffold.deployment.site.file import read_site_file
 from dpscaffold.deployment.site.ledger import SiteLedger
+from dpscaffold.deployment.site.operation import ledger_of
+from dpscaffold.models.model import Model
 from dpscaffold.report.runs import read_run
+from dpscaffold.runs.ledger import read_account
 from dpscaffold.sums import files, site
 from dpscaffold.sums.combine import combine, write_run
 from dpscaffold.sums.files import read_key_file, read_sums, write_sums
 from dpscaffold.sums.plan import load_plan
-from dpscaffold.sums.site import make_keys, make_sums
+from dpscaffold.sums.site import make_keys, make_sums, read_sums_site
 
 NAMES = ("north", "south", "west")
 PLAN = """
@@ -60,6 +76,7 @@ class Mail:
         path = self.folder / name / "site.toml"
         path.write_text(path.read_text().replace("run_epsilon = 1.0", "run_epsilon = 1e6")
                         .replace("epsilon = 2.0 ", "epsilon = 1e6 ")
+                        .replace("max_runs = 10", "max_runs = 2")
                         .replace("epsilon_alone = 20.0", "epsilon_alone = 1e6"))  # fmt: skip
         return np.stack([age, pressure], 1), ill
 
@@ -107,8 +124,11 @@ def test_three_sites_make_a_model_by_files(tmp_path, more):
     assert total.tolist() == pytest.approx(exact(mail).tolist(), abs=0.05)
     combined = combine(mail.plan, made)
     assert combined.records == pytest.approx(180, abs=1)
-    write_run(mail.plan, combined, tmp_path / "model")
-    assert read_run(tmp_path / "model").privacy == combined.privacy  # as report reads it
+    said = write_run(mail.plan, combined, tmp_path / "model")
+    assert read_run(tmp_path / "model").privacy == said  # as report reads it
+    assert read_account(tmp_path / "model").statement() == said  # as privacy reads it
+    assert said.server.epsilon == combined.privacy.server.epsilon and not said.simulated
+    assert (said.alone is None) == (not more) == (said.mechanism.secure is None)
     model = load_model(tmp_path / "model")
     x, y = mail.rows["north"]
     right = np.mean(
@@ -140,11 +160,145 @@ def test_masks_save_noise_and_the_statement_says_so(tmp_path):
     ratio = plain.plan.deviation / masked.plan.deviation
     assert ratio == pytest.approx(np.sqrt(2), rel=1e-3)
     masked.confirm()
-    said = combine(masked.plan, masked.sums(masked.keys())).privacy
-    assert said.participant.epsilon == pytest.approx(1.0, rel=1e-3)
-    assert said.server.epsilon > 1.3
-    granted = next(iter(masked.ledger("north").runs.values())).grant
-    assert granted.epsilon == pytest.approx(1.0, rel=1e-3)
+    made = [masked.make(name, masked.keys()) for name in NAMES]
+    said = combine(masked.plan, [one.path for one in made]).privacy
+    assert said.server.epsilon == pytest.approx(1.0, rel=1e-3)
+    assert said.alone.epsilon > 1.3
+    for words in ("at most 1 of the other sites", "all other sites collude", "X25519"):
+        assert words in said.quote
+    # The site has another δ than the plan: ε of its ledger by its own account, in closed form.
+    assert made[0].delta == 5e-6
+    for epsilon, noise in ((made[0].epsilon, np.sqrt(2)), (made[0].epsilon_alone, 1.0)):
+        mu = 1 / (2 * masked.plan.setting.privacy.noise * noise)
+        delta = norm.cdf(mu / 2 - epsilon / mu) - np.exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu)
+        assert delta == pytest.approx(made[0].delta, rel=1e-2)
+
+
+def test_the_commands_show_both_epsilons(tmp_path):
+    """sums combine, privacy and report say the same of a folder, under the same names."""
+    mail = Mail(tmp_path, more="colluders = 1")
+    mail.confirm()
+    made = mail.sums(mail.keys())
+    said = []
+    for words in (
+        ["sums", "combine", mail.path, *made, "--out", tmp_path / "model"],
+        ["privacy", tmp_path / "model", "--quote"],
+        ["privacy", tmp_path / "model"],
+        ["report", tmp_path / "model", "--out", tmp_path / "report.html"],
+    ):
+        answer = CliRunner().invoke(app, [str(word) for word in words])
+        assert answer.exit_code == 0, answer.output
+        said.append(" ".join(answer.stdout.split()))
+    quote = " ".join(read_run(tmp_path / "model").privacy.quote.split())
+    assert quote in said[0] and quote == said[1]
+    page = (tmp_path / "report.html").read_text()
+    for words in ("if all other sites collude", "at most 1 of the other sites"):
+        assert words in said[1] and words in page
+    assert "1.000" in said[2] and "collude" in said[2]
+    assert "imulated secure sums" not in page
+
+
+def test_epsilon_alone_limits_all_sums_together(tmp_path):
+    """A second sum that would exceed it is refused, whatever is left of ε, and spends nothing."""
+    mail = Mail(tmp_path, "epsilon = 2.0", more="colluders = 1")
+    mail.confirm()
+    first = mail.make("north", mail.keys()).epsilon_alone
+    mail.path.write_text(PLAN.format(noise="epsilon = 1.0", more="colluders = 1\nattempt = 2"))
+    mail.plan = load_plan(mail.path)
+    for name in NAMES:
+        make_keys(mail.plan, name, tmp_path / name)
+    second = mail.make("west", mail.keys()).epsilon_alone
+    path = tmp_path / "north" / "site.toml"
+    text = path.read_text()
+    for together, fits in ((first + 0.9 * second, False), (first + 1.1 * second, True)):
+        assert together / 2 > second  # the share of one sum is no limit here
+        path.write_text(text.replace("epsilon_alone = 1e6", f"epsilon_alone = {together}"))
+        if fits:
+            assert mail.make("north", mail.keys()).epsilon_alone == second
+        else:
+            with refuses("site-refuses: epsilon_alone"):
+                mail.make("north", mail.keys())
+        assert mail.ledger("north").total == 1 + fits
+
+
+def test_the_file_of_a_deployed_site_serves_for_sums_by_mail(tmp_path):
+    """One site.toml, one ledger, one meaning of [secure]."""
+    mail = Mail(tmp_path, more="colluders = 1")
+    mail.confirm()
+    path = tmp_path / "north" / "site.toml"
+    coordinator = public_of(new_key())
+    lines = f'server = "h:1"\nca = "ca.crt"\ncoordinator = "{coordinator}"\nnode_key = "node.key"\n'
+    path.write_text(lines + path.read_text())
+    made = mail.make("north", mail.keys())
+    (line,) = ledger_of(path)["runs"]  # as 'dpscaffold site ledger' reads it
+    assert line["epsilon_spent"] == made.epsilon < line["epsilon_alone_spent"]
+    assert line["epsilon_alone_spent"] == made.epsilon_alone and line["query"] == "sums"
+    assert read_site_file(path).policy.secure.members == read_sums_site(path).policy.secure.members
+
+
+def test_masked_sums_need_a_secure_table_and_its_terms(tmp_path):
+    """No table, more colluders feared, more members wanted; and no bare sums where masks are."""
+    mail = Mail(tmp_path, more="colluders = 1")
+    mail.confirm()
+    path = tmp_path / "north" / "site.toml"
+    text = path.read_text()
+    table = text[text.index("[secure]") : text.index("[policy]")]
+    for changed in (
+        text.replace(table, ""),
+        text.replace("colluders = 1 ", "colluders = 2 ").replace("least = 3 ", "least = 4 "),
+        text.replace("least = 3 ", "least = 4 "),
+    ):
+        path.write_text(changed)
+        with refuses("site-refuses: secure"):
+            mail.make("north", mail.keys())
+    (tmp_path / "bare").mkdir()
+    bare = Mail(tmp_path / "bare")
+    path = tmp_path / "bare" / "north" / "site.toml"
+    path.write_text(path.read_text().replace("colluders = 1 ", "required = true\ncolluders = 1 "))
+    with refuses("site-refuses: secure.required"):
+        bare.make("north")
+    for one in (mail, bare):
+        assert one.ledger("north").total == 0
+
+
+def test_a_site_that_was_cut_short_is_made_by_the_same_command(tmp_path):
+    """A part of its signing key is there, and its file is not. Without the mark of a beginning no
+    key is replaced."""
+    mail = Mail(tmp_path)
+    (tmp_path / "north" / "site.toml").unlink()
+    with refuses("keys-exist"):
+        make_keys(mail.plan, "north", tmp_path / "north")
+    (tmp_path / "north" / "site.key").write_bytes(b"-----BEGIN")
+    (tmp_path / "north" / BEGUN).touch()
+    made = make_keys(mail.plan, "north", tmp_path / "north")
+    own = public_of(site.read_signing_key(tmp_path / "north" / "site.key"))
+    assert read_key_file(made).public == own
+
+
+def test_a_session_that_was_only_reserved_goes_on(tmp_path, monkeypatch):
+    """Nothing was computed before the participation was counted, so the same grant is used."""
+    mail = Mail(tmp_path)
+    monkeypatch.setattr(SiteLedger, "participate", lambda *given: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        mail.make("north")
+    monkeypatch.undo()
+    (booked,) = mail.ledger("north").runs.values()
+    made = mail.make("north")
+    (run,) = mail.ledger("north").runs.values()
+    assert not made.again and run.participations == 1 and run.grant == booked.grant
+
+
+def test_a_combination_that_was_cut_short_is_made_by_the_same_command(tmp_path, monkeypatch):
+    """Under its name there is a whole folder or none."""
+    mail = Mail(tmp_path)
+    made = combine(mail.plan, mail.sums())
+    monkeypatch.setattr(Model, "save", lambda *given: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        write_run(mail.plan, made, tmp_path / "model")
+    monkeypatch.undo()
+    assert not (tmp_path / "model").exists()
+    write_run(mail.plan, made, tmp_path / "model")
+    assert load_model(tmp_path / "model").privacy == read_run(tmp_path / "model").privacy
 
 
 def test_a_second_call_gives_the_same_file_and_spends_nothing(tmp_path):
@@ -302,7 +456,7 @@ def test_rubbish_is_not_a_file_of_ours(tmp_path, content):
 def test_plans_that_cannot_be_are_refused(tmp_path, old, new, named):
     path = tmp_path / "plan.toml"
     path.write_text(PLAN.format(noise="epsilon = 1.0", more="attempt = 1").replace(old, new))
-    with pytest.raises(ValueError, match=named):
+    with refuses(f"bad-members|bound-not-applicable|missing-key|not-a-sum: {named}"):
         load_plan(path)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import os
 import sys
 import typing
 from typing import Annotated, Any
@@ -16,7 +17,8 @@ import click
 import typer
 from typer.core import TyperGroup
 
-from dpscaffold.errors import DeviceLost, Diverged
+from dpscaffold.engines.launcher import launched_rank, launched_ranks
+from dpscaffold.errors import BadInput, DeviceLost, Diverged
 
 #: Each command's file and the function or sub-application in it. A file is imported when its
 #: command is used, and imports PyTorch only where it computes, so that help, completion and
@@ -29,6 +31,7 @@ COMMANDS = {
     "report": "report_command",
     "predict": "predict_command",
     "evaluate": "evaluate_command",
+    "personalise": "personalise_command",
     "export": "export_command",
     "privacy": "privacy",
     "calibrate": "calibrate",
@@ -39,11 +42,14 @@ COMMANDS = {
     "plan": "plan_command",
     "tune": "tune_command",
     "reproduce": "reproduce_command",
-    "provision": "provision_command",
+    "provision": "app",
     "server": "app",
     "site": "app",
     "sums": "app",
 }
+
+#: The commands that several processes can share.
+ON_RANKS = ("train",)
 
 #: What ``dpscaffold --help`` says of each, in one line of 80 columns.
 SUMMARIES = {
@@ -54,6 +60,7 @@ SUMMARIES = {
     "report": "write a one-page HTML report or a model card to share",
     "predict": "write predictions for new rows",
     "evaluate": "measure a model on test records or on labelled rows",
+    "personalise": "fit a model for one site, near the common model",
     "export": "write a model as ONNX, PyTorch program or safetensors",
     "privacy": "show what a plan, a configuration or a run guarantees",
     "calibrate": "find the noise, or the number of rounds, for an ε",
@@ -142,6 +149,7 @@ def _version(asked: bool) -> None:
 
 @app.callback()
 def dpscaffold(
+    ctx: typer.Context,
     version: Annotated[
         bool,
         typer.Option(
@@ -153,6 +161,12 @@ def dpscaffold(
 
     Start with `dpscaffold demo`, or with `dpscaffold init FOLDER` for your own files.
     """
+    if launched_ranks() > 1 and ctx.invoked_subcommand not in ON_RANKS:
+        raise BadInput(
+            "not-applicable",
+            f"{launched_ranks()} processes were started for 'dpscaffold {ctx.invoked_subcommand}', "
+            f"which runs on one; start it without torchrun",
+        )
 
 
 def main() -> None:
@@ -160,6 +174,8 @@ def main() -> None:
     from dpscaffold.cli.words import speak_plainly
 
     speak_plainly()
+    if launched_ranks() > 1:  # PyTorch would print a stack for each connection that ends
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     try:
         code = app(standalone_mode=False)
         if isinstance(code, int):
@@ -177,7 +193,7 @@ def main() -> None:
         _say(f"error: {error}")
         sys.exit(3)
     except DeviceLost as error:
-        _say(f"error: {error}")
+        _say(f"error: {error}", getattr(error, "reporter", 0))
         sys.exit(5)
     except (ValueError, OSError, MemoryError, RuntimeError) as error:
         sentence = _sentence(error)
@@ -190,8 +206,10 @@ def main() -> None:
         sys.exit(130)
 
 
-def _say(text: str) -> None:
-    typer.echo(text, err=True)
+def _say(text: str, reporter: int = 0) -> None:
+    """Print to the standard error; of several processes one does."""
+    if launched_rank() == reporter:
+        typer.echo(text, err=True)
 
 
 def _say_usage(error: click.UsageError) -> None:

@@ -37,35 +37,35 @@ def budget_command(
         )
     if epsilon is not None and delta is not None:
         BudgetFile.open(file, epsilon, delta)
-    book = BudgetFile(file).read()
+    contents = BudgetFile(file).read()
     if as_json:
-        typer.echo(json.dumps(book.to_json(), indent=2, allow_nan=False))
+        typer.echo(json.dumps(contents.to_json(), indent=2, allow_nan=False))
     else:
-        show(book, Console(soft_wrap=False, highlight=False))
+        show(contents, Console(soft_wrap=False, highlight=False))
 
 
-def show(book: BudgetFileContents, console: Console) -> None:
+def show(contents: BudgetFileContents, console: Console) -> None:
     """A row per run, then what is spent and left: spent rounded up, left rounded down."""
-    if book.grants:
+    if contents.grants:
         head = ("run", "rounds", "of", "epsilon", "delta", "noise")
         rows = [
             (
                 run,
-                str(book.participations.get(run, 0)),
+                str(contents.participations.get(run, 0)),
                 str(grant.rounds),
                 round_up(grant.epsilon),
                 f"{grant.delta:.3g}",
                 "secret" if grant.noise_seed is None else f"seed {grant.noise_seed}",
             )
-            for run, grant in book.grants.items()
+            for run, grant in contents.grants.items()
         ]
         console.print(legible(head, rows, console.width))
-        neighbours = next(iter(book.grants.values())).neighbours
+        neighbours = next(iter(contents.grants.values())).neighbours
         console.print(f"neighbours: {neighbours}")
-    epsilon, delta = book.left
-    spent = book.spent
+    epsilon, delta = contents.left
+    spent = contents.spent
     console.print(
-        f"granted: epsilon = {round_up(spent[0])} of {book.epsilon:g}, delta = {spent[1]:.3g} of "
-        f"{book.delta:g} (epsilon and delta add: Rogers, Roth, Ullman, Vadhan 2016)"
+        f"granted: epsilon = {round_up(spent[0])} of {contents.epsilon:g}, delta = {spent[1]:.3g} "
+        f"of {contents.delta:g} (epsilon and delta add: Rogers, Roth, Ullman, Vadhan 2016)"
     )
     console.print(f"left: epsilon = {int(epsilon * 1000) / 1000:.3f}, delta = {delta:.3g}")

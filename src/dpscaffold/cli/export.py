@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dpscaffold.cli.chosen_model import ModuleOption, chosen_model
+
+if TYPE_CHECKING:
+    from dpscaffold.models.model import Model
 
 
 def export_command(
@@ -30,11 +34,18 @@ def export_command(
     ] = False,
 ) -> None:
     """Write a trained model, including its preprocessing, for other software."""
+    export_with(lambda: chosen_model(run, module), to, out, only_protected, as_json)
+
+
+def export_with(
+    read_model: Callable[[], Model], to: str, out: Path | None, only_protected: bool, as_json: bool
+) -> None:
+    """Export the model that ``read_model`` returns; the rest as in the command."""
     from dpscaffold.checks import choice
     from dpscaffold.models.export import FORMATS, export
 
     choice("--to", to, tuple(FORMATS))
-    model = chosen_model(run, module)
+    model = read_model()
     path = export(model, to, out or Path(FORMATS[to]), only_protected)
     if as_json:
         said = {"model": str(path), "format": to, "leaves_unprotected": list(model.unprotected)}

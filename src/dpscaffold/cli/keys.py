@@ -20,7 +20,7 @@ def known_keys() -> tuple[dict[str, Any], ...]:
 
 
 #: Tables whose keys ``--set`` changes in a run; the others stand in files of their own.
-SETTABLE = ("data", "task", "algorithm", "plan", "privacy", "stopping", "facts", "tune")
+SETTABLE = ("data", "task", "algorithm", "plan", "privacy", "stopping", "facts", "personal", "tune")
 #: Tables whose keys ``--set`` changes in a server's plan.
 SERVED = ("schema", "task", "algorithm", "plan", "privacy", "deploy", "evaluate")
 
@@ -154,7 +154,8 @@ def complete_experiment(incomplete: str) -> list[str]:
     """The paper's experiments, which are files."""
     folder = files("dpscaffold.paper").joinpath("definitions")
     found = sorted(file.name.removesuffix(".toml") for file in folder.iterdir())
-    return [name for name in (*found, "all") if name.startswith(incomplete)]
+    names = (*found, "school", "rotated-mnist", "all")
+    return [name for name in names if name.startswith(incomplete)]
 
 
 def _choices(name: str) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +14,7 @@ from dpscaffold.cli.chosen_model import ModuleOption, chosen_model
 from dpscaffold.errors import BadInput
 
 if TYPE_CHECKING:
+    from dpscaffold.models.model import Model
     from dpscaffold.models.predict import FilesPredicted, PredictionCounts
 
 
@@ -48,64 +50,78 @@ def predict_command(
 
     Example: dpscaffold predict runs/clinics new.csv --out predictions.csv
     """
-    from dpscaffold.data.tables.dialect import is_many
-    from dpscaffold.models.predict import Answer, predict_file, predict_files
+    predict_with(lambda: chosen_model(run, module), data, out, keep, probabilities, as_json)
+
+
+def predict_with(
+    read_model: Callable[[], Model],
+    data: list[Path],
+    out: Path | None,
+    keep: str,
+    probabilities: bool | None,
+    as_json: bool,
+) -> None:
+    """Predict with the model that ``read_model`` returns; the rest as in the command."""
+    from dpscaffold.models.predict import FILE, Answer, is_folder, is_many_files, predict_files
 
     if as_json and out is None:
         raise BadInput(
             "missing-argument",
             "--json is given without --out, and CSV is printed then; name a file",
         )
-    model = chosen_model(run, module)
+    model = read_model()
+    _say_coverage(model)
     kept = [name.strip() for name in keep.split(",") if name.strip()]
     target = sys.stdout.buffer if out is None else out
     columns = Answer(model, tuple(kept), probabilities).shape().names
-    if len(data) > 1 or is_many(data[0]):
-        _report(predict_files(model, data, target, kept, probabilities), out, columns, as_json)
-    else:
-        _report(predict_file(model, data[0], target, kept, probabilities), out, columns, as_json)
-
-
-def _report(
-    done: PredictionCounts | FilesPredicted, out: Path | None, columns: list[str], as_json: bool
-) -> None:
-    """Report how many rows were predicted, of one file or of many."""
-    from dpscaffold.data.tables.rows import named
-    from dpscaffold.models.predict import FilesPredicted
-
-    files = done.files if isinstance(done, FilesPredicted) else ()
+    rows = data[0] if len(data) == 1 else data
+    many = is_many_files(rows)
+    done = predict_files(model, rows, target, kept, probabilities)
     if as_json and out is not None:
-        found = _of_many(done, out, columns) if isinstance(done, FilesPredicted) else {}
-        one = {"file": str(out)} | _counted(done) | {"columns": columns}
-        typer.echo(json.dumps(found or one, indent=2))
-        return
-    for note in done.notes if isinstance(done, FilesPredicted) else ():
+        folder = many and is_folder(out)
+        columns = [FILE, *columns] if many and not folder else columns
+        said = {"folder" if folder else "file": str(out)} | _counted(done) | {"columns": columns}
+        typer.echo(json.dumps(said | _by_file(done), indent=2))
+    else:
+        _report(done, out, many)
+
+
+def _say_coverage(model: Model) -> None:
+    """Say whether ε covers the answers of a personal model."""
+    if model.origin.personal is not None:
+        from dpscaffold.models.personal import coverage
+
+        typer.echo(coverage(model), err=True)
+
+
+def _report(done: FilesPredicted, out: Path | None, many: bool) -> None:
+    """Report how many rows were predicted; of several files, in which rows had no prediction."""
+    from dpscaffold.data.tables.rows import named
+
+    files = done.files
+    for note in done.notes:
         typer.echo(note, err=True)
     if out is not None:
-        count = f" of {len(files)} file{'' if len(files) == 1 else 's'}" if files else ""
+        count = f" of {len(files)} file{'' if len(files) == 1 else 's'}" if many else ""
         typer.echo(f"{done.rows} rows{count}: {out}", err=True)
     if done.incomplete:
         lacking = [f"{f.name} {f.predicted.incomplete}" for f in files if f.predicted.incomplete]
-        where = f" ({named(lacking)})" if lacking else ""
-        many = f"{done.incomplete} of {done.rows} rows have no prediction{where}"
-        typer.echo(f"{many}: the model was trained without such records ({done.gap})", err=True)
+        where = f" ({named(lacking)})" if many else ""
+        count = f"{done.incomplete} of {done.rows} rows have no prediction{where}"
+        why = f"the model was trained without such records ({done.reason})"
+        typer.echo(f"{count}: {why}", err=True)
 
 
-def _of_many(done: FilesPredicted, out: Path, columns: list[str]) -> dict[str, Any]:
-    """What JSON says of many files."""
-    from dpscaffold.models.predict import FILE, is_folder
-
-    entries = [
+def _by_file(done: FilesPredicted) -> dict[str, Any]:
+    """The JSON of each file."""
+    files = [
         {"file": file.name}
         | ({} if file.out is None else {"out": str(file.out)})
         | _counted(file.predicted)
         for file in done.files
     ]
-    folder = is_folder(out)
-    said = {"folder" if folder else "file": str(out)} | _counted(done)
-    said |= {"columns": columns if folder else [FILE, *columns]}
-    return said | {"files": entries, "left_aside": done.aside, "notes": done.notes}
+    return {"files": files, "skipped": done.skipped, "notes": done.notes}
 
 
 def _counted(done: PredictionCounts | FilesPredicted) -> dict[str, Any]:
-    return {"rows": done.rows, "without_prediction": done.incomplete, "why": done.gap}
+    return {"rows": done.rows, "without_prediction": done.incomplete, "why": done.reason}

@@ -22,11 +22,16 @@ if TYPE_CHECKING:
     from dpscaffold.paper.reproduce import ReproduceRequest
 
 
+#: Experiments on personal models, with data of their own.
+PERSONAL = ("school", "rotated-mnist")
+
+
 def reproduce_command(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="Name of an experiment (see --list), or all.", autocompletion=complete_experiment
+            help="Name of an experiment (see --list), all, school or rotated-mnist.",
+            autocompletion=complete_experiment,
         ),
     ] = None,
     list_: Annotated[
@@ -53,6 +58,12 @@ def reproduce_command(
             help="Folder for the results, with one subfolder per experiment. Default: reproduction."
         ),
     ] = None,
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--data-dir", help="Folder with the data of school or rotated-mnist. Default: data."
+        ),
+    ] = None,
     row: Annotated[
         list[str] | None, typer.Option(help="Only this row of the figure or table.")
     ] = None,
@@ -71,6 +82,13 @@ def reproduce_command(
     from dpscaffold.paper.reproduce import ReproduceRequest
 
     rows, place = tuple(row or ()), out or Path("reproduction")
+    if name in PERSONAL:
+        other = {"--list": list_, "--row": row, "--only-runs": only_runs, "--estimate": estimate}
+        other |= {"--no-folds": not folds, "--scale": scale != 1.0}
+        refuse_given(other, f"which {name} does not have; leave it out")
+        _personal(name, data_dir or Path("data"), place, seeds, device or "cpu", quiet, as_json)
+        return
+    refuse_given({"--data-dir": data_dir}, f"which is for {' and '.join(PERSONAL)}; leave it out")
     request = ReproduceRequest(place, seeds, scale, device or "cpu", folds, rows, only_runs)
     chosen = pick_device(request.device)
     _refuse_contradictions(name, list_, estimate, rows, device)
@@ -91,6 +109,26 @@ def reproduce_command(
     if as_json:
         folders = {one: str(request.out / one) for one in written}
         typer.echo(json.dumps({"folders": folders, "files": written}, indent=2))
+
+
+def _personal(
+    name: str, data: Path, out: Path, seeds: int | None, device: str, quiet: bool, as_json: bool
+) -> None:
+    """An experiment on personal models, which is not of the paper."""
+    from dpscaffold.checks import whole
+    from dpscaffold.paper.personal import reproduce_personal
+
+    def tell(said: str) -> None:
+        if not quiet and not as_json:
+            typer.echo(said, err=True)
+
+    count = 3 if seeds is None else whole("--seeds", seeds, 1)
+    files = reproduce_personal(name, data, out, count, device, tell)
+    if as_json:
+        said = {"folders": {name: str(out / name)}, "files": {name: files}}
+        typer.echo(json.dumps(said, indent=2))
+    else:
+        typer.echo(f"{name}: {out / name} holds {', '.join(files)}")
 
 
 def _refuse_contradictions(

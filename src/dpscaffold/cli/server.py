@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from dpscaffold.cli.keys import complete_served
+from dpscaffold.cli.usage import refuse_given
 
 app = typer.Typer(
     name="server", no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False
@@ -71,6 +72,7 @@ def _ready(listeners: Any, folder: Path, insecure: bool) -> None:
 
     from dpscaffold.deployment.provision import read_secret, roster
     from dpscaffold.deployment.transports.flower.run import TROUBLE, SuperLinkAddress, register
+    from dpscaffold.deployment.transports.flower.serving import server_warnings
 
     office = SuperLinkAddress(
         f"{listeners.inner[0]}:{listeners.inner[1]}",
@@ -85,6 +87,8 @@ def _ready(listeners: Any, folder: Path, insecure: bool) -> None:
             typer.echo(f"the roster was not registered ({type(error).__name__})", err=True)
 
     threading.Thread(target=admit_all, daemon=True).start()
+    for warning in server_warnings(folder, insecure):
+        typer.echo(warning, err=True)
     public = f"{listeners.public[0]}:{listeners.public[1]}"
     typer.echo(f"sites connect to {public}; server run connects to {office.address}")
 
@@ -142,7 +146,9 @@ def admit(
     from dpscaffold.deployment.provision import admit as admit_one
 
     for path in files:
-        typer.echo(f"{admit_one(folder, path).name} is admitted")
+        member = admit_one(folder, path)
+        typer.echo(f"{member.name} is admitted, fingerprint {member.fingerprint}: compare it with")
+        typer.echo("  the one that 'site init' showed there, by telephone")
 
 
 @app.command()
@@ -150,31 +156,46 @@ def remove(
     name: Annotated[str, typer.Argument(help="Name of the site.")],
     folder: Folder = Path("federation/server"),
 ) -> None:
-    """Remove a site from the roster. Restart the SuperLink to close its connection."""
+    """Remove a site from the roster. Its connection and its part in a run end at once."""
     from dpscaffold.deployment.transports import flower
 
     flower.require()
     from dpscaffold.deployment.provision import remove as remove_one
 
     remove_one(folder, name)
-    typer.echo(f"{name} is removed; new runs are without it")
+    typer.echo(f"{name} is removed: it is shut out now, and a run in progress goes on without it")
 
 
 @app.command()
 def status(
     run_folder: Annotated[Path, typer.Argument(help="Run folder.")],
+    page: Annotated[
+        str | None,
+        typer.Option(
+            help="Loopback address, e.g. 127.0.0.1:8080: serve a status page, /healthz and "
+            "/metrics there until Ctrl-C."
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> None:
-    """Show the progress of a run: round, time, traffic and the state of each site."""
-    from dpscaffold.errors import BadInput
+    """Show the progress of a run and which of its sites are reachable and running."""
+    from dpscaffold.deployment.observe.status import read_server_status, server_lines
 
-    path = run_folder / "status.json"
-    if not path.exists():
-        raise BadInput("not-a-run", f"{run_folder} holds no deployed run (status.json)")
-    said = json.loads(path.read_text())
-    if as_json:
-        typer.echo(json.dumps(said, indent=2))
-        return
-    typer.echo(f"run {said['run']}: {said['phase']}, round {said['round']} of {said['rounds']}")
-    for name, site in said["sites"].items():
-        typer.echo(f"  {name:<12} {site['participations']} participations, {site['last']}")
+    found = read_server_status(run_folder)
+    if page is not None:
+        refuse_given({"--json": as_json}, "for the terminal, and --page is given; leave one out")
+        _serve_status(run_folder, page)
+    elif as_json:
+        typer.echo(json.dumps(json.loads((run_folder / "status.json").read_text()), indent=2))
+    else:
+        typer.echo("\n".join(server_lines(found)))
+
+
+def _serve_status(folder: Path, address: str) -> None:
+    """Serve the status of a run until the process is stopped."""
+    from dpscaffold.deployment.observe.endpoint import serve_pages
+    from dpscaffold.deployment.observe.page import server_pages
+
+    server = serve_pages("--page", address, server_pages(folder))
+    typer.echo(f"http://{address}/ shows the run in {folder}; stop it with Ctrl-C")
+    server.serve_forever()

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from dpscaffold.errors import BadInput
+from dpscaffold.cli import site_model, site_runs
+from dpscaffold.cli.site_runs import AsJson, File, Yes, confirm
+from dpscaffold.cli.usage import refuse_given
+
+#: Seconds between two looks of ``site status --watch``.
+WATCHED = 2.0
 
 app = typer.Typer(
     name="site", no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False
 )
-File = Annotated[Path, typer.Argument(help="The file site.toml.")]
 
 
 @app.callback()
@@ -40,9 +45,35 @@ def init(
     invited = read_invitation(invitation)
     folder = out or Path(invited.name)
     member = make_site(invited, folder)
+    typer.echo(f"the invitation has the fingerprint {invited.fingerprint}: compare it with the")
+    typer.echo("  one that 'provision' showed at the server, by telephone, before you go on")
     typer.echo(f"{folder / 'site.toml'}: read the policy, set it, and say where the data are")
     typer.echo(f"send {folder / (member.name + '.site')} back (it is public):")
     typer.echo(member.to_toml())
+    typer.echo(f"this site's fingerprint is {member.fingerprint}; 'server admit' shows it too")
+
+
+@app.command()
+def renew(
+    notice: Annotated[Path, typer.Argument(help="The notice from 'provision renew'.")],
+    file: File = Path("site.toml"),
+    yes: Yes = False,
+) -> None:
+    """Take over a federation's new certificate and coordinator's key."""
+    from dpscaffold.deployment.transports import flower
+
+    flower.require()
+    from dpscaffold.deployment.provision import accept_renewal, read_renewal
+    from dpscaffold.deployment.site.file import read_site_file
+
+    found, site = read_renewal(notice), read_site_file(file)
+    typer.echo(f"the notice has the fingerprint {found.fingerprint}")
+    if not yes:
+        confirm("is it the one that 'provision renew' showed at the server?")
+    if accept_renewal(found, file, site.coordinator, site.ca):
+        typer.echo(f"{site.ca} and {file} are renewed; start the site again")
+    else:
+        typer.echo("this site has them already")
 
 
 @app.command()
@@ -52,7 +83,7 @@ def check(
     offline: Annotated[
         bool, typer.Option("--offline", help="Do not connect to the server.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Check file, keys, data, connection and clock, and whether a plan would be accepted."""
     from dpscaffold.deployment.transports import flower
@@ -77,6 +108,10 @@ def start(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Use no TLS. For tests, on loopback only.")
     ] = False,
+    observe: Annotated[
+        str | None,
+        typer.Option(help="Loopback address for /healthz and /metrics, e.g. 127.0.0.1:9464."),
+    ] = None,
 ) -> None:
     """Connect to the server and answer its messages until SIGTERM."""
     from dpscaffold.deployment.transports import flower
@@ -84,13 +119,13 @@ def start(
     flower.require()
     from dpscaffold.deployment.transports.flower.operation import start_site
 
-    start_site(file, insecure, typer.echo)
+    start_site(file, insecure, typer.echo, observe)
 
 
 @app.command()
 def ledger(
     file: File = Path("site.toml"),
-    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show the ε granted and spent, per run and in total."""
     from dpscaffold.deployment.transports import flower
@@ -105,7 +140,7 @@ def ledger(
 @app.command()
 def recover(
     file: File = Path("site.toml"),
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
+    yes: Yes = False,
 ) -> None:
     """After ledger-behind: record unaccounted budget as spent, then continue."""
     from dpscaffold.deployment.transports import flower
@@ -114,54 +149,44 @@ def recover(
     from dpscaffold.deployment.site.operation import recover_site
 
     if not yes:
-        _ask("the rest of the grant will be recorded as spent, permanently; continue?")
+        confirm("the rest of the grant will be recorded as spent, permanently; continue?")
     said = recover_site(file)
     typer.echo("\n".join(said) or "the ledger is not behind; nothing was recorded")
-
-
-def _ask(question: str) -> None:
-    """Continue only after a yes."""
-    try:
-        agreed = typer.confirm(question)
-    except typer.Abort:  # no terminal, or its end
-        raise BadInput(
-            "not-confirmed", "nobody answered, so nothing was recorded; give --yes to continue"
-        ) from None
-    if not agreed:
-        raise BadInput("not-confirmed", "the answer was no, so nothing was recorded")
 
 
 @app.command()
 def status(
     file: File = Path("site.toml"),
-    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Print it again every two seconds, until Ctrl-C.")
+    ] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Show whether the site's process runs, and what it did last."""
+    """Show whether the site's process runs, what it did last, and the ε that is left."""
     from dpscaffold.deployment.transports import flower
 
     flower.require()
+    from dpscaffold.deployment.observe.status import read_site_status, site_lines
     from dpscaffold.deployment.site.operation import status_of
 
-    said = status_of(file)
     if as_json:
-        typer.echo(json.dumps(said, indent=2))
+        refuse_given({"--watch": watch}, "for people, and --json is given; leave one out")
+        typer.echo(json.dumps(status_of(file), indent=2))
         return
-    typer.echo(f"{said['site']}: {'online' if said['online'] else 'not running'}")
-    for key in ("last_letter", "answered", "refusals"):
-        typer.echo(f"  {key}: {said.get(key)}")
+    typer.echo("\n".join(site_lines(read_site_status(file))))
+    while watch:
+        time.sleep(WATCHED)
+        typer.clear()
+        typer.echo("\n".join(site_lines(read_site_status(file))))
 
 
-@app.command()
-def evaluate(
-    file: File = Path("site.toml"),
-    run: Annotated[
-        str | None, typer.Option(help="Identifier of the run. Default: the latest.")
-    ] = None,
-) -> None:
-    """Evaluate the final model on this site's records; nothing is sent."""
-    from dpscaffold.deployment.transports import flower
-
-    flower.require()
-    from dpscaffold.deployment.site.operation import evaluate_site
-
-    typer.echo(json.dumps(evaluate_site(file, run), indent=2))
+for _command in (
+    site_model.predict,
+    site_model.evaluate,
+    site_model.export,
+    site_runs.requests,
+    site_runs.approve,
+    site_runs.refuse,
+    site_runs.audit,
+):
+    app.command()(_command)

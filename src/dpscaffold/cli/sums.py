@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Annotated
 
@@ -52,18 +51,21 @@ def make(
     as_json: AsJson = False,
 ) -> None:
     """Write this site's file of noised sums, after a line in its ledger."""
-    from dpscaffold.privacy.showing import round_up
+    from dpscaffold.privacy.showing import digits_up, round_up
     from dpscaffold.sums.plan import load_plan
     from dpscaffold.sums.site import make_sums
 
     made = make_sums(load_plan(plan), site, keys or (), out)
     if as_json:
         said = {"file": str(made.path), "again": made.again, "epsilon": made.epsilon}
-        typer.echo(json.dumps({**said, "delta": made.delta}, indent=2))
+        said |= {"epsilon_alone": made.epsilon_alone, "delta": made.delta}
+        typer.echo(json.dumps(said, indent=2))
         return
     for note in made.notes:
         typer.echo(note)
-    cost = f"ε = {round_up(made.epsilon)} at δ = {made.delta:.3g}"
+    cost = f"ε = {round_up(made.epsilon)} at δ = {digits_up(made.delta)}"
+    if made.epsilon_alone is not None:
+        cost += f", and {round_up(made.epsilon_alone)} if all other sites collude"
     typer.echo(
         f"{made.path}: the same file as before; nothing was spent again"
         if made.again
@@ -78,28 +80,19 @@ def combine(
     out: Annotated[Path, typer.Option(help="a new folder for the model and its statement")],
     as_json: AsJson = False,
 ) -> None:
-    """Add up the files of all sites and write the model, its statement and its report."""
-    from dpscaffold.privacy.showing import round_up
+    """Add up the files of all sites and write the model and its statement."""
     from dpscaffold.sums.combine import combine as add_up
     from dpscaffold.sums.combine import write_run
     from dpscaffold.sums.plan import load_plan
 
     agreed = load_plan(plan)
     made = add_up(agreed, files)
-    write_run(agreed, made, out)
+    said = write_run(agreed, made, out)
     if as_json:
         typer.echo(json.dumps({"run": str(out), "records": made.records}, indent=2))
         return
     typer.echo(f"{out}: a model of {len(files)} sites, about {made.records:.0f} records")
-    k, said = agreed.sums.colluders, made.privacy
-    if k is not None:
-        hidden = said.participant if k else said.third_party
-        typer.echo(
-            f"masked: whoever has all files and the keys of at most {k} sites learns the total "
-            f"alone, ε = {round_up(hidden.epsilon or math.inf)}; the server's ε below is for all "
-            f"other sites working together. The masks are computational (X25519, ChaCha20)."
-        )
-    typer.echo(said.quote)
+    typer.echo(f"Whoever has the files is the server of this sentence: {said.quote}")
 
 
 @app.command()

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import tomli_w
 
 from dpscaffold import __version__
+from dpscaffold.atomic import draft_of, put_in_place
 from dpscaffold.errors import BadInput
 from dpscaffold.models.model import Model
 from dpscaffold.models.storage import WITHIN
 from dpscaffold.models.trained import Origin
 from dpscaffold.privacy.statement import statement
 from dpscaffold.privacy.statement_types import Statement
-from dpscaffold.report.statement_page import render
+from dpscaffold.randomness.seeds import Seed
+from dpscaffold.runs.account import PrivacyAccount
 from dpscaffold.runs.folder import RunFolder
 from dpscaffold.runs.history import HistoryRow
 from dpscaffold.runs.written import plain
@@ -112,16 +114,21 @@ def _solved(plan: SumsPlan, total: np.ndarray) -> Combined:
     return Combined(model, said, 2 * float(gram[-1, -1]) * len(plan.members))
 
 
-def write_run(plan: SumsPlan, made: Combined, folder: Path) -> None:
-    """A run folder that predict, evaluate, export and report read."""
-    run = RunFolder(folder)
+def write_run(plan: SumsPlan, made: Combined, folder: Path) -> Statement:
+    """A run folder that predict, evaluate, export, privacy and report read; returns the statement
+    of its ledger. It has its name when it is whole."""
     if folder.exists() and any(folder.iterdir()):
         raise BadInput("folder-not-empty", f"--out is {folder}, which is not empty; name a new one")
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    draft = draft_of(folder)
+    run, account = RunFolder(draft), PrivacyAccount(plan.setting)
+    run.write_text("config.toml", tomli_w.dumps(plan.to_dict()))
+    account.attach(run, plan.digest, Seed.of(None, secret=True))  # nobody is drawn
+    account.admit(1, np.arange(len(plan.members)))
+    said = account.statement()
+    account.write_statement(run, said)
     run.append_metrics(HistoryRow(1, {"arrived": float(len(plan.members))}))
-    run.write_text("privacy.json", json.dumps(plain(made.privacy.to_json()), indent=2) + "\n")
-    run.write_text("privacy.md", render(made.privacy))
-    made.model.save(folder / WITHIN)
+    replace(made.model, privacy=said).save(draft / WITHIN)
     summary = {
         "algorithm": plan.setting.label,
         "data": plan.setting.roster.title,
@@ -129,4 +136,5 @@ def write_run(plan: SumsPlan, made: Combined, folder: Path) -> None:
         "rounds": 1,
     }
     run.write_text("summary.json", json.dumps(plain(summary), indent=2) + "\n")
-    run.write_text("config.toml", tomli_w.dumps(plan.to_dict()))
+    put_in_place(draft, folder)
+    return said

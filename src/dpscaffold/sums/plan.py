@@ -18,12 +18,12 @@ from dpscaffold.deployment.protocol.enrolment import EnrolledRun
 from dpscaffold.deployment.protocol.masks import Session
 from dpscaffold.deployment.protocol.messages import digest
 from dpscaffold.deployment.provision import read_toml, site_name
-from dpscaffold.deployment.server.agreed import setting_of
+from dpscaffold.deployment.server.agreed import ABSENT, setting_of
 from dpscaffold.errors import BadInput
 from dpscaffold.setting import Setting
-from dpscaffold.setting.budget import View
+from dpscaffold.setting.gaussian import Gaussian
 from dpscaffold.setting.plan import Plan
-from dpscaffold.setting.secure import SumGrid
+from dpscaffold.setting.secure import Secure, SumGrid
 from dpscaffold.tasks.ridge import RidgeSums
 
 #: The algorithms that make a model of one sum, by name.
@@ -157,15 +157,18 @@ def plan_of(given: SumsConfiguration) -> SumsPlan:
             f"each other, so give at most {max(0, len(names) - 2)} or name more sites",
         )
     mechanism = replace(privacy.mechanism, secret=True)
-    offer = offer_of(given.rows, given.task, given.algorithm, Plan.one_round(0), mechanism)
+    secure = None if k is None else Secure(colluders=k)
+
+    def offered(noised: Gaussian | None) -> Offer:
+        once = Plan.one_round(0)
+        return offer_of(given.rows, given.task, given.algorithm, once, noised, secure)
+
+    offer = offered(mechanism)
     declared = mechanism.sampling == "poisson"
     enrolled = EnrolledRun("", {}, names, "", (1,) * len(names), declared=declared)
-    budget = replace(privacy.budget, colluders=1 if k is None else max(1, k))
+    budget = privacy.budget if k is None else replace(privacy.budget, absent=ABSENT)
     setting = setting_of(offer, enrolled, budget)
     if privacy.epsilon is not None:
-        view: View = "server" if k is None else "participant" if k else "third-party"
-        setting = setting.calibrated(privacy.epsilon, view)
-        offer = offer_of(
-            given.rows, given.task, given.algorithm, Plan.one_round(0), setting.privacy
-        )
+        setting = setting.calibrated(privacy.epsilon, "server")
+        offer = offered(setting.privacy)
     return SumsPlan(offer, given.sums, setting)

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from dpscaffold.atomic import write_text
 from dpscaffold.data.sentences import mistake_of
@@ -24,6 +24,7 @@ from dpscaffold.deployment.protocol.masks import (
     pair_keys,
 )
 from dpscaffold.deployment.protocol.messages import Refused, fingerprint, public_of
+from dpscaffold.deployment.protocol.sums import Members
 from dpscaffold.deployment.provision import (
     make_signing_key,
     read_signing_key,
@@ -32,14 +33,22 @@ from dpscaffold.deployment.provision import (
     write_whole,
 )
 from dpscaffold.deployment.provision.keys import read_secret, write_secret
-from dpscaffold.deployment.site.file import Policy, SiteGrant, Terms, check_terms
+from dpscaffold.deployment.site.begin import BEGUN
+from dpscaffold.deployment.site.file import (
+    Policy,
+    SecurePolicy,
+    SiteGrant,
+    Terms,
+    check_terms,
+    grant,
+    read_site_file,
+)
 from dpscaffold.deployment.site.ledger import SiteLedger
 from dpscaffold.deployment.site.memory import StateFolder
 from dpscaffold.deployment.site.reading import SiteRecords, read_records
+from dpscaffold.deployment.site.secure import check_members
+from dpscaffold.deployment.site.work import terms_of_sums
 from dpscaffold.errors import BadInput
-from dpscaffold.privacy.bounds import AGGREGATE, aggregate_among
-from dpscaffold.privacy.ledger import spent
-from dpscaffold.privacy.showing import round_up
 from dpscaffold.randomness.csprng import CipherStream
 from dpscaffold.sums.files import (
     KeyFile,
@@ -58,13 +67,17 @@ _TEMPLATE = """# This site's file. It stays here: read it, and set the data and 
 name = "{name}"
 signing_key = "site.key"   # made here; only its owner may read it
 state = "state"            # the ledger: never restore it from a backup, never copy it
-epsilon_alone = 20.0       # the largest ε of a masked sum if all other sites work together
 
 [data]
 source = "csv"
 path = "records.csv"
 
-[members]                  # fingerprints of the other sites, compared by telephone (masked sums)
+[secure]                   # masked sums; without this table the site takes part in none
+colluders = {colluders}              # so many members may work with whoever combines
+least = {least}                  # the fewest members, this site included
+epsilon_alone = 20.0       # all sums together, if all others collude; one: epsilon_alone/max_runs
+
+[secure.members]           # fingerprints of the other sites, compared by telephone
 
 [policy]
 epsilon = 2.0              # all sums and runs over these records together
@@ -79,7 +92,8 @@ tasks = ["logistic", "linear"]
 
 
 class SumsSite(BaseModel):
-    """``site.toml`` of a site that takes part by e-mail. Paths are relative to the file."""
+    """``site.toml`` of a site that takes part by e-mail alone. Paths are relative to the file. The
+    ``site.toml`` of a deployed site serves as well: the tables mean the same."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
@@ -91,26 +105,28 @@ class SumsSite(BaseModel):
     state: Path
     """The folder of the ledger. Never restore it from a backup, and never copy it. Example:
     ``"state"``"""
-    epsilon_alone: float | None = Field(default=None, gt=0)
-    """The largest ε of a masked sum if all other sites work together. Example: ``20.0``"""
-    members: dict[str, str] = Field(default_factory=dict)
-    """The fingerprints of the other sites, as 'sums check' prints them, once they were compared by
-    telephone. Example: ``{ south = "2414-be14-a0ea-7ff3-1e76-35f9-0995-4303" }``"""
     data: dict[str, Any]
     policy: Policy
+    secure: SecurePolicy | None = None
 
 
 def read_sums_site(path: Path) -> SumsSite:
-    """Read and check a site's file."""
+    """Read and check a site's file. Its policy knows its ``[secure]``."""
+    tables = read_toml(path, "the site's file")
+    if "server" in tables:
+        deployed = read_site_file(path)
+        return SumsSite.model_construct(
+            **{name: getattr(deployed, name) for name in SumsSite.model_fields}
+        )
     try:
-        site = SumsSite.model_validate(read_toml(path, "the site's file"))
+        site = SumsSite.model_validate(tables)
     except ValidationError as error:
         code, sentence = mistake_of(error, SumsSite)
         raise BadInput(code, f"{path}: {sentence}") from None
     site_name(site.name)
     folder = path.resolve().parent
-    placed = {key: folder / getattr(site, key) for key in ("signing_key", "state")}
-    return site.model_copy(update=placed)
+    placed: dict[str, Any] = {key: folder / getattr(site, key) for key in ("signing_key", "state")}
+    return site.model_copy(update=placed | {"policy": site.policy.with_secure(site.secure)})
 
 
 def make_keys(plan: SumsPlan, name: str, folder: Path) -> Path:
@@ -123,8 +139,15 @@ def make_keys(plan: SumsPlan, name: str, folder: Path) -> Path:
     path = folder / "site.toml"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
+        begun = folder / BEGUN
+        if begun.exists():  # making this site was cut short, so nobody knows of its key
+            (folder / "site.key").unlink(missing_ok=True)
+        begun.touch()
         make_signing_key(folder / "site.key")
-        write_text(path, _TEMPLATE.format(name=name, algorithms=json.dumps(SUMMED)))
+        k = 1 if plan.sums.colluders is None else plan.sums.colluders
+        given = {"name": name, "colluders": k, "least": k + 2, "algorithms": json.dumps(SUMMED)}
+        write_text(path, _TEMPLATE.format(**given))
+        begun.unlink()
     site = read_sums_site(path)
     if site.name != name:
         raise BadInput("unknown-site", f"{path} is the file of {site.name!r}, not of {name!r}")
@@ -151,7 +174,16 @@ class MadeSums:
     again: bool
     epsilon: float
     delta: float
+    epsilon_alone: float | None = None
     notes: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls, path: Path, again: bool, granted: SiteGrant, notes: tuple[str, ...] = ()
+    ) -> MadeSums:
+        """With what the ledger granted."""
+        epsilon, alone = granted.epsilon or 0.0, granted.epsilon_alone
+        return cls(path, again, epsilon, granted.delta, alone, notes)
 
 
 def make_sums(
@@ -191,14 +223,16 @@ def _made(
 ) -> MadeSums:
     ledger = SiteLedger(site.state / "ledger.jsonl", site.name)
     stored = site.state / "sums" / f"{session}.sums"
-    if session in ledger.runs:
+    reserved = session in ledger.runs
+    if reserved and ledger.runs[session].participations:
         return _again(ledger, stored, session, out)
     signer = read_signing_key(site.signing_key)
     key = _own_key(plan, site, files, public_of(signer))
-    _check_members(plan, site, files)
+    _check_members(site, files, public_of(signer))
     held = read_records(site.data, folder, plan.offer.rows)
-    granted, account = _granted(plan, site, ledger)
-    ledger.book(session, plan.digest, granted, account)
+    granted, account = _granted(plan, site, ledger, session)
+    if not reserved:  # else it was cut short after this, and nothing was computed
+        ledger.reserve(session, plan.digest, granted, account)
     ledger.begin(session, plan.digest)
     ledger.participate(session, 1)
     words = noised_words(plan, held, CipherStream())
@@ -211,7 +245,7 @@ def _made(
         _erase(_key_path(site, plan))
     write_whole(out, content)
     notes = tuple(sentence for sentence, fine in held.notes if not fine)
-    return MadeSums(out, False, granted.epsilon or 0.0, granted.delta, notes)
+    return MadeSums.of(out, False, granted, notes)
 
 
 def _again(ledger: SiteLedger, stored: Path, session: str, out: Path) -> MadeSums:
@@ -224,8 +258,7 @@ def _again(ledger: SiteLedger, stored: Path, session: str, out: Path) -> MadeSum
             "sites",
         )
     write_whole(out, stored.read_bytes())
-    granted = ledger.runs[session].grant
-    return MadeSums(out, True, granted.epsilon or 0.0, granted.delta)
+    return MadeSums.of(out, True, ledger.runs[session].grant)
 
 
 def _own_key(
@@ -245,67 +278,40 @@ def _own_key(
     return EpochKey(own.key.epoch, X25519PrivateKey.from_private_bytes(held[-32:]))
 
 
-def _check_members(plan: SumsPlan, site: SumsSite, files: Sequence[KeyFile]) -> None:
+def _check_members(site: SumsSite, files: Sequence[KeyFile], public: str) -> None:
     """Members whose fingerprint nobody confirmed count as colluders."""
-    unknown = []
-    for file in files:
-        name, found = file.key.name, fingerprint(file.public)
-        if name == site.name:
-            continue
-        if site.members.get(name, found) != found:
-            raise BadInput(
-                "other-federation",
-                f"the key file of {name!r} has the fingerprint {found}, and site.toml confirms "
-                f"{site.members[name]}; ask {name!r} by telephone",
-            )
-        unknown += [] if name in site.members else [f'{name} = "{found}"']
-    if len(unknown) > (plan.sums.colluders or 0) and plan.masked:
+    if not files:
+        return
+    if site.policy.secure is None:
+        raise Refused("policy-secure", "site.toml has no [secure]")
+    publics = {file.key.name: file.public for file in files}
+    try:
+        members = Members(tuple(publics), (), publics)
+        check_members(site.policy.secure, site.name, public, members)
+    except Refused as no:
+        lines = ", ".join(
+            f'{name} = "{fingerprint(key)}"' for name, key in publics.items() if name != site.name
+        )
         raise BadInput(
             "not-confirmed",
-            f"{len(unknown)} members are not confirmed, and sums.colluders is "
-            f"{plan.sums.colluders}; compare fingerprints by telephone and add to [members] of "
-            f"site.toml: {', '.join(unknown)}",
-        )
+            f"{no}; compare fingerprints by telephone, then write into [secure.members] of "
+            f"site.toml those that are right: {lines}",
+        ) from no
 
 
 def _granted(
-    plan: SumsPlan, site: SumsSite, ledger: SiteLedger
+    plan: SumsPlan, site: SumsSite, ledger: SiteLedger, session: str
 ) -> tuple[SiteGrant, dict[str, Any]]:
     """One participation, if the policy allows it, and what the ledger keeps of its account."""
-    policy, left = site.policy, ledger.left(site.policy)
-    terms = _terms(plan)
-    check_terms(policy, terms)
-    declared = plan.setting.roster.declared
-    run = terms.run(1, 1, policy.run_delta, declared)
-    alone = spent(run, 1, run.groups[0])
-    epsilon = alone
-    if plan.masked:
-        mechanism = plan.setting.mechanism
-        assert mechanism is not None
-        k = plan.sums.colluders or 0
-        bound = aggregate_among(k) if k else AGGREGATE
-        epsilon = bound.epsilon(replace(mechanism, delta=policy.run_delta))
-        if site.epsilon_alone is None or alone > site.epsilon_alone:
-            raise Refused("policy-epsilon", f"ε {round_up(alone)} if all other sites work together")
-    allowed = min(left.epsilon, policy.most_of_one_run)
-    if left.runs < 1 or policy.run_delta > left.delta * (1 + 1e-9):
-        raise Refused("policy-runs", "policy.max_runs or policy.delta is used up")
-    if not epsilon <= allowed * (1 + 1e-9):
-        raise Refused(
-            "policy-epsilon", f"ε {round_up(epsilon)} is asked, and {allowed:.4g} is left"
-        )
-    account = {
-        "records": 1,
-        "batch": 1,
-        "declared": declared,
-        "terms": {key: value for key, value in vars(terms).items() if key != "mechanism"},
-        "mechanism": vars(terms.mechanism) if terms.mechanism else None,
-    }
-    return SiteGrant(1, epsilon, policy.run_delta), account
+    terms, declared = _terms(plan, site.name), plan.setting.roster.declared
+    check_terms(site.policy, terms)
+    once = site.policy.model_copy(update={"max_participations": 1})
+    granted = grant(once, terms, 1, 1, ledger.left(once, session), declared)
+    return granted, terms.to_dict(1, 1, declared)
 
 
-def _terms(plan: SumsPlan) -> Terms:
-    offer = plan.offer
+def _terms(plan: SumsPlan, name: str) -> Terms:
+    offer, user = plan.offer, plan.members.index(name)
     return Terms(
         rounds=1,
         local_steps=1,
@@ -315,7 +321,9 @@ def _terms(plan: SumsPlan) -> Terms:
         algorithm=offer.algorithm.name,
         task=offer.task.kind,
         parameters=plan.task.parameters,
-        mechanism=offer.privacy.build() if offer.privacy else None,
+        mechanism=plan.setting.privacy,
+        query="sums",
+        sums=terms_of_sums(plan.setting, user, 0) if plan.masked else None,
     )
 
 

@@ -6,26 +6,40 @@ spelled out. Its digest is the plan's identity: at the sites, in the run folder,
 
 from __future__ import annotations
 
+import base64
 import json
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    ValidationError,
+    model_validator,
+)
 
+from dpscaffold.algorithms import Algorithm
+from dpscaffold.algorithms.base import MomentKind
+from dpscaffold.algorithms.moments import moments
 from dpscaffold.config import AlgorithmSettings, ConfigTable, PlanSettings, TaskSettings
 from dpscaffold.config.privacy import SecureSettings
-from dpscaffold.data.prepared import ClipNorm, Scale, Shift, UnitNorm
-from dpscaffold.data.tables.cells import Forms, refuse_two_readings
+from dpscaffold.data.features import Hog, RandomFeatures
+from dpscaffold.data.prepared import ClipNorm, Project, Scale, Shift, UnitNorm
+from dpscaffold.data.preprocessing import HogSettings, as_shape, expanded, hog_width
+from dpscaffold.data.tables.cells import Forms, Spellings, checked_spellings, refuse_two_readings
 from dpscaffold.data.tables.codec import Coding
 from dpscaffold.data.tables.missing import OTHERS, NaStrings, checked_na_strings, refuse_declared
-from dpscaffold.data.tables.spellings import Spellings, checked_spellings
 from dpscaffold.deployment.protocol.messages import Json, Refused, canonical
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.schema import Prepared, Target
-from dpscaffold.privacy.mechanism import Clip, Relation, Sampling, Unit
+from dpscaffold.privacy import Cost
+from dpscaffold.privacy.preparation import Protection, Remark
 from dpscaffold.setting.gaussian import Gaussian
 from dpscaffold.setting.plan import Plan
 from dpscaffold.setting.secure import Secure
@@ -34,12 +48,58 @@ if TYPE_CHECKING:
     from dpscaffold.tasks import Task
 
 
-class PublicStep(ConfigTable):
-    """One step of a preparation that needs no fit, or carries public constants."""
+#: What each step of a preparation needs.
+_NEEDED: dict[str, tuple[str, ...]] = {
+    "unit-norm": (),
+    "clip-norm": ("norm",),
+    "scale": ("factor",),
+    "shift": ("mean",),
+    "hog": ("shape",),
+    "random-features": ("features",),
+    "project": ("basis",),
+    "centre": ("fit", "norm_bound", "noise"),
+    "standardise": ("fit", "norm_bound", "noise"),
+    "pca": ("fit", "norm_bound", "noise", "components"),
+}
+#: The steps that are fitted on the sites' records by noised sums, with the sums that each needs.
+_FITTED: dict[str, MomentKind] = {"centre": "mean", "standardise": "moments", "pca": "gram"}
+#: How often a site may be asked for one sum of a secure preparation: once, and once more if the
+#: first attempt had no result.
+SECURE_ATTEMPTS = 2
+#: The largest number of random numbers that a step may draw.
+_MOST_DRAWN = 100_000_000
 
-    step: Literal["unit-norm", "clip-norm", "scale", "shift"]
-    """Subtract a mean (shift), multiply by factors (scale), scale long rows down (clip-norm), or
-    scale all rows to norm 1 (unit-norm). Example: ``"shift"``"""
+
+class FittedCost(ConfigTable):
+    """What a fitted step spent, as in :class:`~dpscaffold.privacy.Cost`."""
+
+    name: str
+    noise: float = Field(gt=0)
+    add_remove: float = Field(gt=0)
+    seeded: bool
+    alone: float = Field(gt=0, le=1)
+
+
+class SchemaStep(ConfigTable):
+    """One step of a preparation: it needs no fit, carries public constants, or is fitted by noised
+    sums before the training."""
+
+    step: Literal[
+        "unit-norm",
+        "clip-norm",
+        "scale",
+        "shift",
+        "project",
+        "hog",
+        "random-features",
+        "centre",
+        "standardise",
+        "pca",
+    ]
+    """Subtract a mean (shift), multiply by factors (scale), scale long rows down (clip-norm), scale
+    all rows to norm 1 (unit-norm), make features of images (hog) or of tables (random-features), or
+    fit by noised sums at the sites: subtract the mean (centre), divide by the deviation too
+    (standardise), project on principal components (pca). Example: ``"shift"``"""
     norm: float | None = Field(default=None, gt=0)
     """Longer rows are scaled down to this norm (needed by clip-norm). Example: ``3.0``"""
     mean: tuple[float, ...] | None = None
@@ -47,19 +107,65 @@ class PublicStep(ConfigTable):
     factor: tuple[float, ...] | None = None
     """The factors of the features, one per feature (needed by scale; shift applies them after the
     subtraction). Example: ``[0.1, 0.1]``"""
+    shape: Annotated[tuple[int, ...] | None, BeforeValidator(as_shape)] = None
+    """The size of an image: height and width, or channels, height and width (needed by hog).
+    Example: ``[28, 28]``"""
+    cell: int | None = Field(default=None, ge=2)
+    """The side of a cell in pixels (hog; by default 4). Example: ``4``"""
+    orientations: int | None = Field(default=None, ge=2)
+    """The number of bins of a histogram (hog; by default 8). Example: ``8``"""
+    features: int | None = Field(default=None, gt=0)
+    """The number of random features (needed by random-features). Example: ``300``"""
+    scale: float | None = Field(default=None, gt=0)
+    """The width of the kernel (random-features; by default 1). Example: ``1.0``"""
+    seed: int | None = Field(default=None, ge=0)
+    """The public seed of the random directions (random-features; by default 0). Example: ``0``"""
+    fit: Literal["private"] | None = None
+    """That the step is fitted by noised sums over the sites' records (needed by centre,
+    standardise and pca). Example: ``"private"``"""
+    norm_bound: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """The bound on the norm of a row, chosen without looking at the data; longer rows are scaled
+    down to it for the sums (fit 'private'). Example: ``10.0``"""
+    noise: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """σ of each site's sum in units of its sensitivity, as privacy.noise (fit 'private'). Example:
+    ``20.0``"""
+    floor: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    """The smallest standard deviation; smaller ones are replaced by it (standardise). Example:
+    ``0.01``"""
+    components: int | None = Field(default=None, gt=0)
+    """The number of principal components that are kept (needed by pca). Example: ``20``"""
+    uncentred: bool | None = None
+    """Confirms that no centring step is meant before the projection (pca). Example: ``true``"""
+    basis: str | None = None
+    """The components in base64, as the server writes them once they are fitted (project). Example:
+    ``"AACAPw=="``"""
+    spent: FittedCost | None = None
+    """What fitting the step spent, as the server writes it. Value: a table. Example: ``{ name =
+    "mean", noise = 20.0, add_remove = 40.0, seeded = false, alone = 1.0 }``"""
 
     @model_validator(mode="after")
-    def _complete(self) -> PublicStep:
-        wanted = {"unit-norm": (), "clip-norm": ("norm",), "scale": ("factor",), "shift": ("mean",)}
-        for name in wanted[self.step]:
+    def _complete(self) -> SchemaStep:
+        for name in _NEEDED[self.step]:
             if getattr(self, name) is None:
                 raise BadInput(
                     "missing-key", f"schema.prepare: the step {self.step!r} needs {name}"
                 )
+        if self.shape is not None:
+            HogSettings(shape=self.shape)  # refuses images that are too small
         return self
 
-    def build(self) -> Prepared:
-        """The step as a value that maps rows to rows."""
+    def build(self, width: int) -> Prepared:
+        """The step as a value that maps rows of ``width`` numbers to rows."""
+        if self.step == "hog":
+            return self._hog(width)
+        if self.step == "random-features":
+            return self._random_features(width)
+        if self.kind is not None:
+            raise BadInput(
+                "not-applicable", f"schema.prepare: the step {self.step!r} is not fitted yet"
+            )
+        if self.step == "project":
+            return Project(self._basis(width), self._protection, self._sentence, self._cost)
         said = "Rows were prepared by public constants of the plan."
         factor = None if self.factor is None else np.asarray(self.factor, np.float32)
         if self.step == "unit-norm":
@@ -68,7 +174,83 @@ class PublicStep(ConfigTable):
             return ClipNorm(float(self.norm or 1.0))
         if self.step == "scale":
             return Scale(np.asarray(self.factor, np.float32), said)
-        return Shift(np.asarray(self.mean, np.float32), factor, "public", said)
+        mean = np.asarray(self.mean, np.float32)
+        made = Shift(mean, factor, self._protection, self._sentence, self._cost)
+        object.__setattr__(made, "divided", False)  # the divisor is a number that sites declared
+        return made
+
+    @property
+    def kind(self) -> MomentKind | None:
+        """The sums that the step is fitted on; None where it needs no fit, or is fitted."""
+        return _FITTED.get(self.step)
+
+    def blank(self, width: int) -> SchemaStep:
+        """This step with zeros for what is still to be fitted."""
+        if self.step != "pca":
+            return SchemaStep(step="shift", mean=(0.0,) * width)
+        zeros = base64.b64encode(bytes(4 * width * (self.components or 1))).decode()
+        return SchemaStep(step="project", basis=zeros, components=self.components)
+
+    @property
+    def _protection(self) -> Protection:
+        return "public" if self.spent is None else "private"
+
+    @property
+    def _cost(self) -> Cost | None:
+        return None if self.spent is None else Cost(**self.spent.model_dump())
+
+    @property
+    def _sentence(self) -> str:
+        if self.spent is None:
+            return "Rows were prepared by public constants of the plan."
+        return fitted_sentence(self.spent.name)
+
+    def _basis(self, width: int) -> np.ndarray:
+        """B (d, k) float32, from the bytes of its columns one after the other."""
+        try:
+            flat = np.frombuffer(base64.b64decode(self.basis or "", validate=True), "<f4")
+        except ValueError as error:
+            raise BadInput("wrong-shape", f"schema.prepare: basis is no base64 ({error})") from None
+        if len(flat) != width * (self.gives or 0) or not np.isfinite(flat).all():
+            raise BadInput(
+                "wrong-shape",
+                f"schema.prepare: basis has {len(flat)} numbers, not {width} for each component",
+            )
+        return np.ascontiguousarray(flat.reshape(-1, width).T, np.float32)
+
+    def _hog(self, width: int) -> Hog:
+        made = Hog(self.shape or (), self.cell or 4, self.orientations or 8)
+        if made.width != width:
+            raise BadInput(
+                "wrong-shape",
+                f"schema.prepare: hog has the shape {list(made.shape)}, which is {made.width} "
+                f"pixels, and the rows have {width} columns; set shape to the size of the images",
+            )
+        return made
+
+    def _random_features(self, width: int) -> RandomFeatures:
+        count = self.features or 1
+        if count * width > _MOST_DRAWN:
+            raise BadInput(
+                "out-of-range",
+                f"schema.prepare: {count} random features of {width} columns are more than "
+                f"{_MOST_DRAWN:,} random numbers; ask for fewer",
+            )
+        return RandomFeatures.drawn(width, count, self.scale or 1.0, self.seed or 0)
+
+    @property
+    def gives(self) -> int | None:
+        """The number of features after the step; None where it keeps it."""
+        if self.step == "hog" and self.shape is not None:
+            return hog_width(self.shape, self.cell or 4, self.orientations or 8)
+        if self.step in ("pca", "project"):
+            return self.components
+        return self.features if self.step == "random-features" else None
+
+
+def _step(value: Any) -> Any:
+    """``"hog:28x28"`` as a table; tables pass through."""
+    return expanded(value) if isinstance(value, str) else value
 
 
 class SchemaSettings(ConfigTable):
@@ -79,8 +261,8 @@ class SchemaSettings(ConfigTable):
     """
 
     features: int = Field(ge=1)
-    """d, the number of features of a row: one per column, and one per value of a categorical
-    column. Example: ``4``"""
+    """The number of features of a row before preparation: one per column, and one per value of a
+    categorical column. Example: ``4``"""
     classes: int = Field(ge=0)
     """The number of classes; 0 if the label is a number. Value: an integer, 2 or more, or 0.
     Example: ``2``"""
@@ -125,14 +307,38 @@ class SchemaSettings(ConfigTable):
     since 1970. Value: a table of forms by column. Example: ``{ age = "%d.%m.%Y" }``"""
     absent: tuple[str, ...] = ()
     """Columns that a site may lack. Their values are missing there. Example: ``["pressure"]``"""
-    prepare: tuple[PublicStep, ...] = ()
-    """Preprocessing steps with public constants, in order. Value: a list of tables, see the steps
-    below. Example: ``[{ step = "clip-norm", norm = 3.0 }]``"""
+    prepare: tuple[Annotated[SchemaStep, BeforeValidator(_step)], ...] = ()
+    """Preprocessing steps with public constants or private fits, in order. Value: a list of tables
+    or names, see the steps below. Example: ``["hog:28x28", { step = "clip-norm", norm = 3.0 }]``"""
 
     @property
     def dimension(self) -> int:
-        """d, by the name that a task asks for."""
-        return self.features
+        """d, the number of features after preparation, by the name that a task asks for."""
+        return self.widths[-1]
+
+    @property
+    def unfitted(self) -> int | None:
+        """The place of the first step that is still to be fitted."""
+        return next((k for k, step in enumerate(self.prepare) if step.kind is not None), None)
+
+    def before(self, place: int | None) -> SchemaSettings:
+        """The schema with the steps before this place; None leaves them as they are."""
+        return self if place is None else self.changed(prepare=self.prepare[:place])
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """The number of features before the first step and after each."""
+        widths = [self.features]
+        for step in self.prepare:
+            widths.append(step.gives or widths[-1])
+        return tuple(widths)
+
+    @property
+    def steps(self) -> tuple[Prepared, ...]:
+        """The preparation as values that map rows to rows."""
+        return tuple(
+            step.build(width) for step, width in zip(self.prepare, self.widths, strict=False)
+        )
 
     @property
     def target(self) -> Target:
@@ -168,7 +374,7 @@ class SchemaSettings(ConfigTable):
 
     @property
     def width(self) -> int:
-        """The number of features before the preparation (which keeps it)."""
+        """The number of features that the columns make."""
         coded = sum(len(values) for values in self.categories.values())
         return len(self.columns) - len(self.categories) + coded
 
@@ -189,6 +395,7 @@ class SchemaSettings(ConfigTable):
         self._check_named_columns()
         self._check_dates()
         self._check_target()
+        self._check_order()
         if len(set(self.columns)) != len(self.columns) or self.label in self.columns:
             raise BadInput(
                 "column-named-twice",
@@ -210,6 +417,24 @@ class SchemaSettings(ConfigTable):
                 raise BadInput(
                     "unknown-column",
                     f"schema.{key} names {stray[0]!r}, which is not among the columns",
+                )
+
+    def _check_order(self) -> None:
+        """Principal components are those of centred rows."""
+        centring = ("centre", "standardise", "shift")
+        for place, step in enumerate(self.prepare):
+            if step.step == "pca" and (step.components or 0) > self.widths[place]:
+                raise BadInput(
+                    "too-many-components",
+                    f"schema.prepare: pca asks for {step.components} components, and there are "
+                    f"{self.widths[place]} features",
+                )
+            before = [one.step for one in self.prepare[:place]]
+            if step.step == "pca" and not step.uncentred and not {*before} & {*centring}:
+                raise BadInput(
+                    "pca-not-centred",
+                    "schema.prepare has 'pca' before any 'centre' or 'standardise'; put one before "
+                    "it, or set uncentred = true",
                 )
 
     def _check_dates(self) -> None:
@@ -250,29 +475,8 @@ class SchemaSettings(ConfigTable):
             )
 
 
-class MechanismSettings(ConfigTable):
-    """A :class:`~dpscaffold.Gaussian` in an offer; ``secret`` is false in a rehearsal alone."""
-
-    clip: Clip
-    noise: float
-    sampling: Sampling
-    unit: Unit
-    secret: bool
-    neighbours: Relation | None = None
-
-    @classmethod
-    def of(cls, mechanism: Gaussian) -> MechanismSettings:
-        """What sites learn about a mechanism, whose noise must be known."""
-        if mechanism.epsilon is not None:
-            raise BadInput(
-                "epsilon-without-sizes",
-                "an offer names the noise; epsilon is solved for sizes, so give noise",
-            )
-        return cls(**{name: getattr(mechanism, name) for name in cls.model_fields})
-
-    def build(self) -> Gaussian:
-        """The mechanism."""
-        return Gaussian(**self.model_dump())
+def _gaussian(value: Any) -> Gaussian:
+    return value if isinstance(value, Gaussian) else Gaussian.from_json(value)
 
 
 class Offer(ConfigTable):
@@ -283,12 +487,74 @@ class Offer(ConfigTable):
     task: TaskSettings
     algorithm: AlgorithmSettings
     plan: PlanSettings
-    privacy: MechanismSettings | None = None
+    privacy: (
+        Annotated[Gaussian, PlainValidator(_gaussian), PlainSerializer(Gaussian.to_json)] | None
+    ) = None
     secure: SecureSettings | None = None
+    #: In a run that fits one step of the preparation: that step. The steps of ``rows`` come before.
+    fit: SchemaStep | None = None
 
     def build_task(self) -> Task:
         """The task, in the schema's shape."""
         return self.task.build(self.rows)
+
+    def build_algorithm(self) -> Algorithm:
+        """The algorithm, or the sums of a run that fits a step."""
+        if self.fit is None:
+            return self.algorithm.build()
+        if self.fit.kind is None or self.fit.norm_bound is None:
+            raise BadInput("not-applicable", f"the step {self.fit.step!r} is not fitted on records")
+        return moments(self.fit.kind, self.fit.norm_bound)
+
+    @property
+    def parts(self) -> tuple[Offer, ...]:
+        """The offers of a whole run: one for each step to be fitted, then that of the training, in
+        which zeros stand for what is not fitted yet."""
+        offer, found = self, []
+        while (place := offer.rows.unfitted) is not None:
+            found.append(offer.fitting(place))
+            step = offer.rows.prepare[place].blank(offer.rows.widths[place])
+            offer = offer.fitted(place, step)
+        return (*found, offer)
+
+    def fitting(self, place: int) -> Offer:
+        """The offer of the run that fits the step at this place: one round over all records."""
+        step, privacy = self.rows.prepare[place], self.privacy
+        if privacy is None or privacy.unit == "user":
+            raise BadInput(
+                "not-applicable",
+                f"schema.prepare: {step.step} is fitted by noised sums, which hide single records; "
+                f"give [privacy] with unit = 'record', or a step with public constants",
+            )
+        assert step.noise is not None
+        sums = None if self.sums is None else replace(self.sums, voids=SECURE_ATTEMPTS - 1)
+        before = self.rows.before(place)
+        once = Plan.one_round(self.plan.build().public_seed)
+        query = replace(privacy, clip=1.0, noise=step.noise)
+        offer = offer_of(before, self.task, self.algorithm, once, query, sums)
+        return offer.model_copy(update={"fit": step})
+
+    def fitted(self, place: int, step: SchemaStep) -> Offer:
+        """This offer with a fitted step in its place."""
+        prepare = (*self.rows.prepare[:place], step, *self.rows.prepare[place + 1 :])
+        return self.model_copy(update={"rows": self.rows.changed(prepare=prepare)})
+
+    def steps(self, users: int) -> tuple[Prepared, ...]:
+        """The preparation; of steps that are still to be fitted by ``users`` sites, what it
+        costs."""
+        rows, built = self.rows, []
+        for step, width in zip(rows.prepare, rows.widths, strict=False):
+            built.append(step.build(width) if step.kind is None else self._planned(step, users))
+        return tuple(built)
+
+    def _planned(self, step: SchemaStep, users: int) -> Remark:
+        cost = fitting_cost(self.sums, self.privacy, step, users)
+        return Remark(fitted_sentence(cost.name), "private", Cost(**cost.model_dump()))
+
+    @property
+    def sums(self) -> Secure | None:
+        """The secure sums of the run."""
+        return None if self.secure is None else self.secure.sums
 
     def to_dict(self) -> dict[str, Json]:
         """Plain JSON values, every key spelled out; :func:`read_offer` reads them back."""
@@ -300,10 +566,51 @@ class Offer(ConfigTable):
                 {},
             ):  # the digest is as before the key
                 del tables["rows"][key]
+        for step in tables["rows"]["prepare"]:
+            _drop_unset(step)
+        if self.fit is None:
+            del tables["fit"]
+        else:
+            _drop_unset(tables["fit"])
         if self.secure is None:
             del tables["secure"]
         tables["algorithm"] = {k: v for k, v in tables["algorithm"].items() if v is not None}
         return dict(json.loads(canonical(tables)))
+
+
+def _drop_unset(step: dict[str, Any]) -> None:
+    """Leave out the keys that a step does not use, but for those that every offer had."""
+    for key in [key for key, value in step.items() if value is None]:
+        if key not in ("norm", "mean", "factor"):
+            del step[key]
+
+
+def fitted_sentence(name: str) -> str:
+    """What is said of a fitted step."""
+    return (
+        f"The {name} of all sites' rows was fitted by noised sums, to which each site added its "
+        f"own noise before they left it."
+    )
+
+
+def fitting_cost(
+    secure: Secure | None, privacy: Gaussian | None, step: SchemaStep, users: int, count: int = 1
+) -> FittedCost:
+    """What fitting a step spends at a site that answers ``count`` times, or in a secure sum as
+    often as it may be asked."""
+    names = {"mean": "mean", "moments": "mean and deviation", "gram": "principal components"}
+    noise, alone = step.noise or 0.0, 1.0
+    if secure is not None:
+        honest = math.sqrt(max(1, users - secure.colluders))
+        noise, alone, count = noise * honest, 1 / honest, max(count, SECURE_ATTEMPTS)
+    noise /= math.sqrt(count)
+    return FittedCost(
+        name=names[step.kind or "mean"],
+        noise=noise,
+        add_remove=2 * noise,
+        seeded=privacy is None or not privacy.secret,
+        alone=alone,
+    )
 
 
 @dataclass(frozen=True)
@@ -331,15 +638,11 @@ def read_offer(raw: Mapping[str, Any]) -> Offer:
     """An offer from a message, every type as it should be; else a refusal. It imports the named
     algorithm, so ask :func:`names_in` and the policy first."""
     steps = raw.get("rows", {}).get("prepare", ()) if isinstance(raw.get("rows"), dict) else ()
-    known = {"unit-norm", "clip-norm", "scale", "shift"}
     for step in steps if isinstance(steps, list) else ():
-        if isinstance(step, dict) and step.get("step") not in known:
+        if isinstance(step, dict) and step.get("step") not in _NEEDED:
             raise Refused("preparation", f"{step.get('step')!r:.80} is not known here")
     try:
-        offer = Offer.model_validate_json(canonical(dict(raw)), strict=True)
-        if offer.privacy is not None:
-            offer.privacy.build()
-        return offer
+        return Offer.model_validate_json(canonical(dict(raw)), strict=True)
     except (ValidationError, BadInput, ValueError, TypeError) as error:
         raise Refused("bad-offer", f"{error!s:.300}") from error
 
@@ -356,7 +659,7 @@ def offer_of(
     warm = 0
     if algorithm.build().warm_up is not None:
         warm = round(4 / plan.user_ratio) if plan.warm_rounds is None else plan.warm_rounds
-    mechanism = MechanismSettings.of(privacy) if privacy is not None else None
+    mechanism = None if privacy is None else Gaussian.from_json(privacy.to_json())
     settled = PlanSettings(**plan.to_dict() | {"warm_rounds": warm, "seed": plan.public_seed})
     sums = None if secure is None else SecureSettings(**vars(secure))
     return Offer(

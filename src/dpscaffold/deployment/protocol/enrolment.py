@@ -7,12 +7,13 @@ every site.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from dpscaffold import __version__
 from dpscaffold.deployment.protocol.exchange import Exchange
 from dpscaffold.deployment.protocol.messages import (
     REASONS,
@@ -29,6 +30,10 @@ from dpscaffold.deployment.protocol.messages import (
 )
 from dpscaffold.deployment.protocol.sums import Members
 from dpscaffold.errors import BadInput
+from dpscaffold.runs.journal import Anchor
+
+#: A server remembers this many heads of a site's ledger that the site has not confirmed yet.
+MOST_HEADS = 16
 
 
 @dataclass(frozen=True)
@@ -120,7 +125,8 @@ class NotEnrolled(BadInput):
         )
         super().__init__(
             "not-enrolled",
-            f"the run does not start: {said}; change the plan, or leave sites out with --without",
+            f"the run does not start: {said}; --resume tries the same run again, at no cost to any "
+            f"site; or change the plan, or leave sites out with --without",
         )
         self.reasons = dict(reasons)
 
@@ -131,6 +137,10 @@ class SignedExchange:
 
     ``publics`` are the sites' public keys by name; ``seen`` and ``totals`` the largest counts of
     participations that each has reported, in this run and in all.
+
+    ``heads`` are the ledger heads that each site has shown. Every question names them, and a site
+    says yes only if its ledger contains them all; its answer then replaces them. So two copies of
+    one site, whose ledgers differ after their first answers, cannot both go on.
     """
 
     exchange: Exchange
@@ -139,6 +149,9 @@ class SignedExchange:
     seen: dict[str, int] = field(default_factory=dict)
     totals: dict[str, int] = field(default_factory=dict)
     refusals: dict[str, int] = field(default_factory=dict)
+    heads: dict[str, tuple[Anchor, ...]] = field(default_factory=dict)
+    #: The sites that may be asked now; None: all. One that was removed is asked nothing more.
+    admitted: Callable[[], Collection[str]] | None = None
 
     def message(
         self,
@@ -153,6 +166,7 @@ class SignedExchange:
         known: dict[str, Json] = {
             "seen": self.seen.get(name, 0),
             "seen_total": self.totals.get(name, 0),
+            "heads": [dict(vars(head)) for head in self.heads.get(name, ())],
         }
         return ask(kind, run, name, {**fields, **known}, vectors or {}, self.key, digests)
 
@@ -162,18 +176,23 @@ class SignedExchange:
         """The answers that say yes, and everybody else's reason; counts are noted."""
 
         def accept(name: str, answer: SignedMessage) -> bool:
-            return answer.answers(questions[name], self.publics[name])
+            if not answer.is_answer(self.publics[name]):
+                return False
+            self._note_head(name, answer)  # also one that came late, or from a copy of the site
+            return answer.names_question(questions[name])
 
         yes: dict[str, SignedMessage] = {}
         no: dict[str, str] = dict.fromkeys(questions, "no-answer")
-        for name, answer in self.exchange.ask(questions, accept).items():
+        for name, answer in self.exchange.ask(self._asked(questions), accept).items():
             header = answer.header
             if header.get("status") == "yes":
                 yes[name] = answer
                 del no[name]
+                self._confirm_heads(name, questions[name])
             else:
                 reason = header.get("reason")
                 no[name] = str(reason) if reason in REASONS else "site-error"
+            self._note_head(name, answer)
             for known, key in ((self.seen, "participations"), (self.totals, "total")):
                 count = header.get(key)
                 if type(count) is int:
@@ -181,6 +200,30 @@ class SignedExchange:
         for reason in no.values():
             self.refusals[reason] = self.refusals.get(reason, 0) + 1
         return yes, no
+
+    def _asked(self, questions: Mapping[str, SignedMessage]) -> Mapping[str, SignedMessage]:
+        """The questions to sites that are still admitted."""
+        if self.admitted is None:
+            return questions
+        admitted = self.admitted()
+        return {name: asked for name, asked in questions.items() if name in admitted}
+
+    def _confirm_heads(self, name: str, asked: SignedMessage) -> None:
+        """The site's ledger contains the heads that it was asked with; later ones stay."""
+        sent = asked.header.get("heads")
+        confirmed = sent if isinstance(sent, list) else []
+        known = self.heads.get(name, ())
+        self.heads[name] = tuple(head for head in known if dict(vars(head)) not in confirmed)
+
+    def _note_head(self, name: str, answer: SignedMessage) -> None:
+        """Remember the ledger's head of an answer, until the site confirms that it is its own."""
+        try:
+            head = Anchor.read(answer.header.get("ledger"), "an answer")
+        except BadInput:
+            return
+        known = self.heads.get(name, ())
+        if head not in known and len(known) < MOST_HEADS:
+            self.heads[name] = (*known, head)
 
 
 def offer_to(post: SignedExchange, enrolled: EnrolledRun) -> EnrolledRun:
@@ -206,8 +249,9 @@ def offer_to(post: SignedExchange, enrolled: EnrolledRun) -> EnrolledRun:
 
 def _offered(post: SignedExchange, enrolled: EnrolledRun, promise: str) -> dict[str, Json]:
     """What an offer says. With secure sums it names all members, so that a site can refuse them
-    before anything is booked anywhere."""
+    before anything is reserved anywhere."""
     fields: dict[str, Json] = {"offer": dict(enrolled.offer), "commitment": promise}
+    fields["package"] = __version__
     if enrolled.secure:
         members = members_in(post, enrolled).to_dict()
         fields |= {"roster": members["names"], "publics": members["publics"]}

@@ -13,7 +13,8 @@ from typing import Protocol
 
 from dpscaffold.deployment.protocol.messages import SignedMessage, pack, unpack
 
-#: Whether a reply that arrived from the named site counts as its answer.
+#: Whether a reply that arrived from the named site counts as its answer. It is called with every
+#: reply, also with one that comes second.
 Accept = Callable[[str, SignedMessage], bool]
 
 
@@ -142,5 +143,5 @@ class InMemory:
         found: dict[str, SignedMessage],
     ) -> None:
         answer = unpack(raw)
-        if answer is not None and name in questions and name not in found and accept(name, answer):
-            found[name] = answer
+        if answer is not None and name in questions and accept(name, answer):
+            found.setdefault(name, answer)

@@ -28,10 +28,11 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
+from dpscaffold import __version__
 from dpscaffold.errors import BadInput
 
 #: The version of the protocol. Messages of another one are refused (``version``).
-VERSION = 2
+VERSION = 3
 KINDS = ("offer", "begin", "draw", "key", "task", "settle")
 ASK, ANSWER = "ask", "answer"
 #: The name under which the server commits to its own share of the draw; no site can have it.
@@ -42,7 +43,7 @@ SERVER = ""
 REASONS = {
     "bad-signature": "the message is not correctly signed",
     "not-for-me": "the message names another site",
-    "version": "the message is of another version of the protocol",
+    "version": "the protocol or the package has another version at the server",
     "bad-offer": "the offer is not a plan",
     "policy-epsilon": "the site's budget does not allow enough participations",
     "policy-noise": "the noise is below what the site wants",
@@ -58,9 +59,11 @@ REASONS = {
     "policy-secure": "the site does not accept these secure sums, or wants secure sums",
     "policy-members": "more members are unconfirmed at the site than may collude",
     "member-changed": "a member's key is not the one that the site's people confirmed",
+    "awaiting-approval": "a person at the site has not decided about the run yet",
+    "not-approved": "a person at the site refused the run",
     "data-unfit": "the site's data do not have the offer's columns, or too few records for a batch",
     "data-changed": "the number of the site's records is not the one it enrolled with",
-    "preparation": "the offer's preparation would have to be fitted on the site's records",
+    "preparation": "the site's policy does not allow that preparation is fitted on its records",
     "unknown-run": "the site is not enrolled in this run",
     "plan-changed": "the plan is not the one the site enrolled in",
     "roster-changed": "the roster is not the one the run began with",
@@ -78,7 +81,7 @@ REASONS = {
     "out-of-range": "a number is larger than the site accepts",
     "budget-spent": "the site has taken part as often as it granted",
     "state-mismatch": "the acknowledged upload is not one the site knows",
-    "ledger-behind": "the server has seen more participations than the site's ledger holds",
+    "ledger-behind": "the server has seen participations that the site's ledger does not hold",
     "ledger-damaged": "the site's ledger cannot be read",
     "state-damaged": "the site's memory cannot be read",
     "busy": "the site is answering another message",
@@ -94,6 +97,20 @@ _MAGIC = b"dpscaffold letter 1\n"
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 Header = Mapping[str, Json]
 Vectors = Mapping[str, np.ndarray]
+
+
+def compatible(package: object) -> bool:
+    """Whether another version of this package can take part in a run with this one. Before 1.0 the
+    first two numbers must agree, later the first. One that is not told is not compared.
+
+    >>> compatible(None), compatible(__version__), compatible("99.0.0"), compatible([1])
+    (True, True, False, False)
+    """
+    if package is None:
+        return True
+    own, other = __version__.split("."), str(package).split(".")
+    count = 2 if own[0] == "0" else 1
+    return own[:count] == other[:count]
 
 
 class Refused(Exception):
@@ -130,11 +147,18 @@ class SignedMessage:
     def answers(self, asked: SignedMessage, public: str) -> bool:
         """Whether this is the named site's answer to that message: same run, kind and nonce, and
         rightly signed."""
-        same = all(
+        return self.names_question(asked) and self.is_answer(public)
+
+    def names_question(self, asked: SignedMessage) -> bool:
+        """Whether the header names that question: same run, kind, site and nonce."""
+        return all(
             self.header.get(key) == asked.header.get(key)
             for key in ("version", "kind", "run", "site", "nonce")
         )
-        return same and self.header.get("direction") == ANSWER and self.signed_by(public)
+
+    def is_answer(self, public: str) -> bool:
+        """Whether this is an answer, to whatever question, that the holder of ``public`` signed."""
+        return self.header.get("direction") == ANSWER and self.signed_by(public)
 
 
 def canonical(value: object) -> bytes:

@@ -57,8 +57,8 @@ def upload_lengths(phase: Algorithm, parameters: int) -> Lengths:
     ({'params': 3}, {'params': 3, 'totals.control': 3})
     """
     zero = torch.zeros(parameters)
-    told = Broadcast(1, zero, _announced(phase, parameters))
-    at = Participant(told, _zeros(phase.remembers, parameters), Known(1, 1.0, 0.0))
+    broadcast = Broadcast(1, zero, _announced(phase, parameters))
+    at = Participant(broadcast, _zeros(phase.remembers, parameters), Known(1, 1.0, 0.0))
     upload, _ = phase.finish(Local(zero, zero), at)
     phase.check_upload(upload)
     lengths = {"params": parameters}

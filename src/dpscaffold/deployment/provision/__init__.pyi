@@ -10,6 +10,7 @@ from .invitations import read_federation as read_federation
 from .invitations import read_invitation as read_invitation
 from .keys import make_node_key as make_node_key
 from .keys import make_signing_key as make_signing_key
+from .keys import open_to_others as open_to_others
 from .keys import read_node_key as read_node_key
 from .keys import read_secret as read_secret
 from .keys import read_signing_key as read_signing_key
@@ -19,3 +20,7 @@ from .members import admit as admit
 from .members import read_member as read_member
 from .members import remove as remove
 from .members import roster as roster
+from .renewal import accept_renewal as accept_renewal
+from .renewal import expiry_warnings as expiry_warnings
+from .renewal import read_renewal as read_renewal
+from .renewal import renew as renew

@@ -16,10 +16,15 @@ from dpscaffold.deployment.provision.keys import PEM, private_pem, write_secret
 from dpscaffold.errors import BadInput
 
 _DAY = datetime.timedelta(days=1)
+#: Certificates that end within this many days are warned of.
+WARNED_DAYS = 60
 
 
-def make_ca(folder: Path, days: int) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
-    key = ec.generate_private_key(ec.SECP384R1())
+def make_ca(
+    folder: Path, days: int, kept: ec.EllipticCurvePrivateKey | None = None
+) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
+    """The authority's certificate, with a new key or with the one that is ``kept``."""
+    key = kept or ec.generate_private_key(ec.SECP384R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "dpscaffold federation")])
     certificate = (
         _begun(name, name, key.public_key(), days)
@@ -28,7 +33,8 @@ def make_ca(folder: Path, days: int) -> tuple[ec.EllipticCurvePrivateKey, x509.C
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA384())
     )
-    write_secret(folder / "ca.key", private_pem(key))
+    if kept is None:
+        write_secret(folder / "ca.key", private_pem(key))
     (folder / "ca.crt").write_bytes(certificate.public_bytes(PEM))
     return key, certificate
 
@@ -100,14 +106,36 @@ def _general_name(host: str) -> x509.GeneralName:
 def check_certificate(path: Path) -> x509.Certificate:
     """A certificate that is readable and valid today, or a refusal."""
     try:
-        certificate = x509.load_pem_x509_certificate(path.read_bytes())
+        certificate = certificate_in(path.read_bytes(), path)
     except OSError as error:
         raise BadInput("file-unreadable", f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise BadInput("not-a-certificate", f"{path} is not a certificate in PEM") from error
     if certificate.not_valid_after_utc < datetime.datetime.now(datetime.UTC):
         raise BadInput(
             "certificate-expired",
-            f"{path} expired on {certificate.not_valid_after_utc:%Y-%m-%d}; provision a new one",
+            f"{path} expired on {certificate.not_valid_after_utc:%Y-%m-%d}; renew it with "
+            f"dpscaffold provision renew",
         )
     return certificate
+
+
+def certificate_in(content: bytes, path: Path) -> x509.Certificate:
+    """The certificate in PEM of a file, or a refusal that names the file."""
+    try:
+        return x509.load_pem_x509_certificate(content)
+    except ValueError as error:
+        raise BadInput("not-a-certificate", f"{path} is not a certificate in PEM") from error
+
+
+def names_in(path: Path) -> tuple[str, ...]:
+    """The hosts of the server's certificate."""
+    found = certificate_in(path.read_bytes(), path).extensions.get_extension_for_class(
+        x509.SubjectAlternativeName
+    )
+    return tuple(str(name.value) for name in found.value)
+
+
+def days_left(path: Path) -> int | None:
+    """The days until a certificate ends, if they are few enough to warn of."""
+    ends = certificate_in(path.read_bytes(), path).not_valid_after_utc
+    left = (ends - datetime.datetime.now(datetime.UTC)) // _DAY
+    return max(0, left) if left <= WARNED_DAYS else None

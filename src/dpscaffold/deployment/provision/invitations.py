@@ -11,7 +11,7 @@ import tomli_w
 from cryptography import x509
 
 from dpscaffold.atomic import put_in_place, write_text
-from dpscaffold.deployment.protocol.messages import checked_public
+from dpscaffold.deployment.protocol.messages import canonical, checked_public, fingerprint
 from dpscaffold.deployment.provision.certificates import make_ca, make_certificate
 from dpscaffold.deployment.provision.edges import host_and_port, read_toml, site_name
 from dpscaffold.deployment.provision.keys import make_signing_key, write_secret
@@ -48,6 +48,11 @@ class Invitation:
     server: str
     coordinator: str
     ca: str
+
+    @property
+    def fingerprint(self) -> str:
+        """What people compare by another channel: it covers the whole invitation."""
+        return fingerprint(canonical(vars(self)).hex())
 
     def to_toml(self) -> str:
         """As a file; :func:`read_invitation` reads it back."""

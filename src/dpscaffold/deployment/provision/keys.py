@@ -34,7 +34,7 @@ def make_node_key(path: Path) -> str:
 
 def read_signing_key(path: Path) -> Ed25519PrivateKey:
     """The Ed25519 key in a file that only its owner can read."""
-    key = _read_private(path)
+    key = read_private_key(path)
     if not isinstance(key, Ed25519PrivateKey):
         raise BadInput(
             "wrong-key-kind", f"{path} holds another kind of key; an Ed25519 key is needed"
@@ -44,7 +44,7 @@ def read_signing_key(path: Path) -> Ed25519PrivateKey:
 
 def read_node_key(path: Path) -> ec.EllipticCurvePrivateKey:
     """The node key in a file that only its owner can read."""
-    key = _read_private(path)
+    key = read_private_key(path)
     if not isinstance(key, ec.EllipticCurvePrivateKey) or key.curve.name != "secp384r1":
         raise BadInput(
             "wrong-key-kind", f"{path} holds another kind of key; an ECDSA P-384 key is needed"
@@ -52,7 +52,8 @@ def read_node_key(path: Path) -> ec.EllipticCurvePrivateKey:
     return key
 
 
-def _read_private(path: Path) -> object:
+def read_private_key(path: Path) -> object:
+    """A private key of any kind in a file that only its owner can read."""
     content = read_secret(path)
     try:
         return serialization.load_pem_private_key(content, None)
@@ -103,6 +104,15 @@ def write_whole(path: Path, content: bytes) -> None:
         os.close(handle)
     os.replace(partial, path)
     sync_folder(path.parent)
+
+
+def open_to_others(path: Path, bits: int) -> bool:
+    """Whether users other than the owner have one of these permissions (such as 0o022, writing),
+    and can reach the file through all its folders."""
+    path = path.resolve()
+    mode, folders = path.stat().st_mode & bits, [f.stat().st_mode for f in path.parents]
+    group = bool(mode & 0o070) and all(folder & 0o011 for folder in folders)
+    return group or (bool(mode & 0o007) and all(folder & 0o001 for folder in folders))
 
 
 def private_pem(key: Ed25519PrivateKey | ec.EllipticCurvePrivateKey) -> bytes:

@@ -9,7 +9,7 @@ import tomli_w
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from dpscaffold.deployment.protocol.messages import checked_public
+from dpscaffold.deployment.protocol.messages import checked_public, fingerprint
 from dpscaffold.deployment.provision.edges import read_toml, site_name
 from dpscaffold.deployment.provision.keys import write_whole
 from dpscaffold.errors import BadInput, nearest
@@ -22,6 +22,11 @@ class Member:
     name: str
     signing_key: str
     node_key: str
+
+    @property
+    def fingerprint(self) -> str:
+        """What people compare by another channel: that of the signing key."""
+        return fingerprint(self.signing_key)
 
     def to_toml(self) -> str:
         """As a file; :func:`read_member` reads it back."""

@@ -18,6 +18,7 @@ from dpscaffold.models.trained import Origin
 from dpscaffold.privacy.statement_types import Statement
 from dpscaffold.setting import Setting
 from dpscaffold.setting.budget import Budget
+from dpscaffold.tasks import Task
 from dpscaffold.tasks.metrics import METRICS
 from dpscaffold.tasks.ridge import RidgeSums
 
@@ -28,43 +29,67 @@ ABSENT = "a site may decline or stay away"
 Scorer = Callable[[Tensor], dict[str, float]]
 
 
-def roster_of(rows: SchemaSettings, enrolled: EnrolledRun, ratio: float) -> Roster:
+def roster_of(offer: Offer, enrolled: EnrolledRun) -> Roster:
     """What a server knows of its sites: names, sizes and the schema, and no record.
 
-    Where sizes are hidden, everybody has the size of which a share of ``ratio`` is one record:
-    with a user as unit no number of the run depends on it.
+    Where sizes are hidden, everybody has the size of which a batch is one record: with a user as
+    unit no number of the run depends on it.
     """
-    sizes = enrolled.sizes or (math.ceil(1 / ratio),) * len(enrolled.names)
-    steps = tuple(step.build() for step in rows.prepare)
+    rows, users = offer.rows, len(enrolled.names)
+    sizes = enrolled.sizes or (math.ceil(1 / offer.plan.data_ratio),) * users
     columns = rows.columns or tuple(str(j) for j in range(rows.features))
     coded = tuple(rows.categories.items())
-    described = Schema(columns, coded, rows.target, steps, rows.features)
-    title = f"{len(enrolled.names)} sites"
+    described = Schema(columns, coded, rows.target, offer.steps(users), rows.dimension)
+    title = f"{users} sites"
     return Roster(sizes, enrolled.names, described, title, enrolled.declared)
 
 
 def model_of(rows: SchemaSettings, setting: Setting, state: State, said: Statement | None) -> Model:
     """The model of a deployed run: raw rows are coded as the sites code theirs, and prepared by
     the public steps that were offered."""
-    schema = setting.roster.schema
     origin = Origin(setting.label, setting.roster.title, state.round, rows.label)
+    task, params = trained(setting, state.output.cpu())
+    return model_on(rows, setting.roster, task, params, origin, said)
+
+
+def model_on(
+    rows: SchemaSettings,
+    roster: Roster,
+    task: Task,
+    params: Tensor,
+    origin: Origin,
+    said: Statement | None = None,
+) -> Model:
+    """Trained parameters with the schema and the public steps that were offered."""
+    schema = roster.schema
     steps = (rows.coding, *schema.preparation)
-    task, params = setting.task, state.output.cpu()
-    if isinstance(task, RidgeSums):
-        task, params = task.trained(params)
     return Model(task, params, steps, schema.target, schema, said, origin)
+
+
+def trained(setting: Setting, params: Tensor) -> tuple[Task, Tensor]:
+    """The task and the parameters that predict: of bounded sums, the linear model that they
+    give."""
+    task = setting.task
+    return task.trained(params) if isinstance(task, RidgeSums) else (task, params)
+
+
+def trial_of(offer: Offer, sizes: tuple[int, ...], budget: Budget | None = None) -> Setting:
+    """The run on sites of these sizes, to check an offer before the sites are known."""
+    poisson = offer.privacy is not None and offer.privacy.sampling == "poisson"
+    trial = EnrolledRun("", {}, ("any",) * len(sizes), "", sizes, declared=poisson)
+    return setting_of(offer, trial, budget or Budget())
 
 
 def setting_of(offer: Offer, enrolled: EnrolledRun, budget: Budget) -> Setting:
     """The run on the roster that the sites' answers made."""
     return Setting(
-        roster_of(offer.rows, enrolled, offer.plan.data_ratio),
+        roster_of(offer, enrolled),
         offer.build_task(),
-        offer.algorithm.build(),
+        offer.build_algorithm(),
         offer.plan.build(),
-        offer.privacy.build() if offer.privacy else None,
+        offer.privacy,
         budget,
-        None if offer.secure is None else offer.secure.sums,
+        offer.sums,
     )
 
 

@@ -15,6 +15,7 @@ from pydantic import ConfigDict, Field, ValidationError, model_validator
 from dpscaffold.config import (
     AlgorithmSettings,
     ConfigTable,
+    FactsSettings,
     PlanSettings,
     PrivacySettings,
     TaskSettings,
@@ -28,11 +29,16 @@ from dpscaffold.deployment.provision import host_and_port, read_toml
 from dpscaffold.errors import BadInput
 from dpscaffold.setting.budget import Budget
 from dpscaffold.setting.gaussian import Gaussian
+from dpscaffold.setting.secure import Secure
 
 if TYPE_CHECKING:
     from dpscaffold.deployment.server.agreed import Scorer
     from dpscaffold.deployment.server.sites import Patience
 
+
+#: A deployed run with secure sums permits one void attempt for this many rounds, unless it is told
+#: otherwise. A site's grant has as many spare participations in any case.
+ROUNDS_PER_VOID = 20
 
 NEEDS_SIZES = (
     "[secure] is given, and the noise of a sum depends on the sizes of all members; give "
@@ -80,6 +86,7 @@ class ServerConfiguration(ConfigTable):
     plan: PlanSettings = PlanSettings()
     privacy: PrivacySettings | None = None
     secure: SecureSettings | None = None
+    facts: FactsSettings | None = None
     deploy: DeploySettings = DeploySettings()
     evaluate: dict[str, Any] | None = None
 
@@ -95,12 +102,24 @@ class ServerConfiguration(ConfigTable):
 
         return Patience(self.deploy.quorum, self.deploy.patience, self.deploy.pause)
 
+    def public_facts(self) -> FactsSettings:
+        """What ``[schema]`` and ``[deploy]`` say for a plan; ``[facts]`` adds what they do not."""
+        found: dict[str, Any] = {"features": self.rows.features, "classes": self.rows.classes}
+        sizes = list((self.deploy.records or {}).values())
+        if sizes:
+            found["users"] = len(sizes)
+        if sizes and (self.privacy is None or self.privacy.mechanism.unit == "record"):
+            found["records"] = sizes
+        last = self.rows.prepare[-1] if self.rows.prepare else None
+        norm = getattr(last, "norm", 1.0 if getattr(last, "step", "") == "unit-norm" else "none")
+        given = self.facts.model_dump(exclude_none=True) if self.facts is not None else {}
+        return FactsSettings.model_validate({"row_norm": norm, **given, **found})
+
     def offer(self) -> Offer:
         """What is offered to the sites; noise is secret unless this is a rehearsal."""
-        from dpscaffold.deployment.server.agreed import setting_of
+        from dpscaffold.deployment.server.agreed import trial_of
 
-        mechanism = self._mechanism
-        offer = self._offer(mechanism)
+        offer = self._offer(self._mechanism)
         # Sizes are not known yet; everything else can be refused here, before anybody is asked.
         users = max(1, math.ceil(1 / self.plan.user_ratio))
         sizes = (1_000_000,) * users
@@ -108,14 +127,25 @@ class ServerConfiguration(ConfigTable):
             sizes = tuple((self.deploy.records or {}).values())
             if not sizes:
                 raise BadInput("epsilon-without-sizes", NEEDS_SIZES)
-        poisson = mechanism is not None and mechanism.sampling == "poisson"
-        trial = EnrolledRun("", {}, ("any",) * len(sizes), "", sizes, declared=poisson)
-        setting_of(offer, trial, self.budget())
+        for part in offer.parts:
+            trial_of(part, sizes, self.budget())
+        trial_of(offer, sizes, self.budget())
         return offer
 
     def _offer(self, mechanism: Gaussian | None) -> Offer:
-        sums = None if self.secure is None else self.secure.sums
-        return offer_of(self.rows, self.task, self.algorithm, self.plan.build(), mechanism, sums)
+        plan = self.plan.build()
+        return offer_of(self.rows, self.task, self.algorithm, plan, mechanism, self._sums)
+
+    @property
+    def _sums(self) -> Secure | None:
+        """The secure sums. A process that restarts makes an attempt void, so unless the plan says
+        otherwise some voids are part of it, and of its ε."""
+        if self.secure is None:
+            return None
+        given, rounds = self.secure.sums, self.plan.rounds
+        if "voids" in self.secure.model_fields_set or rounds == 1:
+            return given
+        return replace(given, voids=math.ceil(rounds / ROUNDS_PER_VOID))
 
     @cached_property
     def _mechanism(self) -> Gaussian | None:
@@ -158,28 +188,35 @@ class ServerConfiguration(ConfigTable):
         given = self.privacy.budget
         return replace(given, absent=ABSENT)
 
-    def scorer(self, folder: Path) -> Scorer | None:
-        """What scores a model on the public test data, if there are any."""
+    def scorer(self, folder: Path, rows: SchemaSettings | None = None) -> Scorer | None:
+        """What scores a model on the public test data, if there are any; None while steps of the
+        preparation are still to be fitted."""
         if self.evaluate is None:
             return None
+        rows = rows or self.rows
         from dpscaffold.deployment.protocol.messages import Refused
         from dpscaffold.deployment.server.agreed import evaluation_on
         from dpscaffold.deployment.site.reading import read_records
 
         try:
-            records = read_records(self.evaluate, folder, self.rows)
+            records = read_records(self.evaluate, folder, rows.before(rows.unfitted))
         except Refused as no:
             raise BadInput(no.code, f"[evaluate] does not fit the schema: {no.detail}") from no
         wrong = [sentence for sentence, fine in records.notes if not fine]
         if wrong or not len(records):
             said = wrong[0] if wrong else f"{self.evaluate.get('path')} has no records"
             raise BadInput("bad-evaluation-file", f"[evaluate]: {said}; fix the file")
-        return evaluation_on(self.offer(), records.features, records.labels)
+        if rows.unfitted is not None:
+            return None
+        offer = self.offer().model_copy(update={"rows": rows})
+        return evaluation_on(offer, records.features, records.labels)
 
     def resolved(self) -> dict[str, Any]:
         """As written to ``config.toml``."""
         tables = self.model_dump(mode="json", exclude_none=True)
         tables["schema"] = tables.pop("rows")
+        if self._sums is not None:
+            tables["secure"]["voids"] = self._sums.voids
         if self._mechanism is not None:
             tables["privacy"] |= {
                 "secret": self._mechanism.secret,

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from dpscaffold.deployment.protocol.agreement import Offer
+from dpscaffold.deployment.protocol.agreement import Offer, SchemaSettings
 from dpscaffold.deployment.protocol.enrolment import (
     EnrolledRun,
     SignedExchange,
@@ -27,7 +28,8 @@ from dpscaffold.deployment.protocol.enrolment import (
 )
 from dpscaffold.deployment.protocol.exchange import ExchangeStopped
 from dpscaffold.deployment.protocol.messages import Json, digest
-from dpscaffold.deployment.server.agreed import Scorer, model_of, setting_of
+from dpscaffold.deployment.server.agreed import Scorer, model_of, setting_of, trained
+from dpscaffold.deployment.server.prepare import with_fitted
 from dpscaffold.deployment.server.secure import SecureSites
 from dpscaffold.deployment.server.sites import Patience, Sites, Stalled
 from dpscaffold.engines import State
@@ -64,6 +66,9 @@ class DeploymentResult:
     history: list[HistoryRow]
     gap: float | None
     refusals: dict[str, int]
+    setting: Setting
+    #: How often each site has taken part.
+    participations: tuple[int, ...]
 
 
 @dataclass
@@ -85,8 +90,11 @@ class Deployment:
     say: Say = lambda sentence: None
     observer: Observer | None = None
     bytes_crossed: Callable[[], tuple[int, int]] = lambda: (0, 0)
+    reachable: Callable[[], Collection[str] | None] = lambda: None
     stop: list[str] = field(default_factory=list)
     records: Mapping[str, int] | None = None
+    #: The scorer of a schema whose steps are all fitted.
+    scorer_of: Callable[[SchemaSettings], Scorer | None] = lambda rows: None
 
     def run(self, names: tuple[str, ...], resume: bool) -> DeploymentResult:
         """Enrol and train, or go on where the folder stands."""
@@ -96,6 +104,13 @@ class Deployment:
                 "plan.max_rounds is given, and sites agree to the rounds of one offer; leave it "
                 "out",
             )
+        while (place := self.offer.rows.unfitted) is not None:
+            done = self._fit(place, names)
+            if done.ended != "completed":
+                return done
+            fitted = (done.setting, done.state.params, done.participations)
+            self.offer = with_fitted(self.offer, place, *fitted)
+            self.scorer = self.scorer_of(self.offer.rows)
         try:
             if resume and self.folder.holds_run:
                 enrolled = self._known(names)
@@ -108,6 +123,15 @@ class Deployment:
             return DeployedRun(self, setting, engine).train()
         finally:
             self.folder.release()
+
+    def _fit(self, place: int, names: tuple[str, ...]) -> DeploymentResult:
+        """The run that fits a step of the preparation; one that was begun goes on."""
+        path, step = self.folder.path, self.offer.rows.prepare[place].step
+        own = RunFolder(path.with_name(f"{path.name}-preparation-{place + 1}"))
+        self.say(f"fitting {step}, step {place + 1} of the preparation, in {own.path}")
+        post = replace(self.post, seen={})  # counts of one run; those over all runs are shared
+        part = replace(self, offer=self.offer.fitting(place), folder=own, post=post, scorer=None)
+        return part.run(names, resume=own.holds_run)
 
     # --- enrolment
 
@@ -150,6 +174,9 @@ class Deployment:
             enrolled = self._keep(begin_with(self.post, enrolled))
             tell_draw(self.post, enrolled, enrolled.names)
         self.say(f"run {enrolled.run}: {', '.join(enrolled.names)} take part")
+        if self.offer.secure is not None:
+            voids = self.offer.secure.voids
+            self.say(f"epsilon includes {voids} attempts at a sum without a result (secure.voids)")
         return enrolled
 
     def _check_sizes(self, enrolled: EnrolledRun) -> None:
@@ -231,7 +258,7 @@ class DeployedRun(RunDriver):
     def evaluated(self, state: State) -> dict[str, float]:
         """The score on public test data, where there are any."""
         scorer = self.deployment.scorer
-        return scorer(state.output) if scorer else {}
+        return scorer(trained(self.setting, state.output)[1]) if scorer else {}
 
     def checkpoint(self, state: State) -> Checkpoint:
         """The state, and what is known of the sites."""
@@ -241,8 +268,24 @@ class DeployedRun(RunDriver):
         """The round is on the disk: acknowledge its uploads."""
         self.sites.saved()
         self._status(state, "running")
+        self._name_bad_uploads(state)
         if self.deployment.observer:
             self.deployment.observer(state.round, row)
+
+    def _norm(self, name: str) -> dict[str, float | None]:
+        """The norm of a site's last move, and its bound."""
+        norm, bound = self.sites.last.norms.get(name, (None, None))
+        return {} if norm is None else {"norm": norm, "largest_honest_norm": bound}
+
+    def _name_bad_uploads(self, state: State) -> None:
+        """Say whose upload was not used, so that its people can look for the reason."""
+        for name, (norm, bound) in self.sites.last.norms.items():
+            if self.sites.last.reasons.get(name) == "bad-upload":
+                limit = "" if bound is None else f", and an honest one has at most {bound:.3g}"
+                self.deployment.say(
+                    f"round {state.round}: the upload of {name} was not used (bad-upload): its "
+                    f"move has the norm {norm:.3g}{limit}"
+                )
 
     def _count(self, done: FinishedRound) -> None:
         """The larger of this ledger's count and the site's own: an interrupted participation, and a
@@ -281,20 +324,30 @@ class DeployedRun(RunDriver):
                 control_gap=gap,
             )
         )
-        if over:
+        if over and self.deployment.offer.fit is None:
             model = model_of(self.deployment.offer.rows, self.setting, state, said)
             model.save(self.out.file(WITHIN))
         self._status(state, ending.how)
-        refusals = dict(self.post.refusals)
+        refusals, seen = dict(self.post.refusals), self.post.seen
         return DeploymentResult(
-            ending.how, ending.message, state, said, self.history, gap, refusals
+            ending.how,
+            ending.message,
+            state,
+            said,
+            self.history,
+            gap,
+            refusals,
+            self.setting,
+            tuple(seen.get(name, 0) for name in self.sites.enrolled.names),
         )
 
     def _settle(self, state: State, said: Statement, over: bool) -> float | None:
         """Give the model to the sites; M·c − Σc_i where all of them share their slots."""
-        told: dict[str, Json] = {"server": plain(said.server.to_json())}
+        final: dict[str, Json] = {"server": plain(said.server.to_json())}
         try:
-            answers, reasons = self.sites.settle(over, told, state.output)
+            answers, reasons = self.sites.settle(
+                over, final, trained(self.setting, state.output)[1]
+            )
         except ExchangeStopped:
             self.deployment.say("not all sites know that the run is over; --resume tells them")
             return None
@@ -314,8 +367,10 @@ class DeployedRun(RunDriver):
     def _status(self, state: State, phase: str) -> None:
         """``status.json``, for monitoring."""
         sent, received = self.deployment.bytes_crossed()
+        reachable = self.deployment.reachable()
         status = {
             "run": self.sites.enrolled.run,
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
             "phase": phase,
             "round": state.round,
             "rounds": self.setting.plan.rounds,
@@ -327,9 +382,12 @@ class DeployedRun(RunDriver):
                 name: {
                     "participations": self.post.seen.get(name, 0),
                     "last": self.sites.last.reasons.get(name, "answered"),
+                    **({} if reachable is None else {"reachable": name in reachable}),
+                    **self._norm(name),
                 }
                 for name in self.sites.enrolled.names
             },
             "refusals": self.post.refusals,
+            "epsilon": self.history[-1].metrics.get("epsilon_server") if self.history else None,
         }
         self.out.write_text("status.json", json.dumps(status, indent=2) + "\n")

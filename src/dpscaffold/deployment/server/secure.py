@@ -90,6 +90,8 @@ class SecureSites(Sites):
             uploads = self._tried(broadcast.round, attempt, vectors, tally)
             if attempt is not None and len(uploads) == len(attempt.keys):
                 break
+            if attempt is not None and tally.is_past(attempt.names):
+                return self._nothing(broadcast)
             self._give_up_or_wait(broadcast.round, len(names), len(uploads), tally)
         users = [names[name] for name in uploads]
         gathered = self._summed(phase, broadcast, users, uploads)
@@ -190,11 +192,21 @@ class SecureSites(Sites):
             raise Stalled(
                 f"round {round} was void {tally.voids} times: {answered} of {drawn} sites "
                 f"answered, and a secure sum needs all members of a list of {self.sums.least} or "
-                f"more ({in_words(tally.reasons)})"
+                f"more ({in_words(tally.reasons)}); {self._remedy(tally)}"
             )
         if answered < self.sums.least:
             self._absent.clear()
             self._sleep(self.patience.pause)
+
+    def _remedy(self, tally: RoundTally) -> str:
+        """What helps a run that has stalled."""
+        if "voids-spent" not in tally.reasons.values():
+            return "start the sites that are away, then resume the run with --resume"
+        return (
+            f"secure.voids is {self.sums.secure.voids} in the plan, and that many attempts without "
+            f"a result are used up; start another run with a larger one, which each site.toml must "
+            f"allow too"
+        )
 
     def _fits(self, round: int, answer: SignedMessage) -> bool:
         """Whether an answer is an upload of this round that can be added."""

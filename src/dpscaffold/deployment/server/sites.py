@@ -9,7 +9,7 @@ remembers is mirrored as the sum of the totals that were applied. Private slots 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,9 +21,11 @@ from dpscaffold.algorithms import Algorithm, Broadcast, Slots, Upload
 from dpscaffold.deployment.protocol.enrolment import EnrolledRun, SignedExchange, enrol_again
 from dpscaffold.deployment.protocol.messages import Header, Json, SignedMessage, vector_digests
 from dpscaffold.deployment.protocol.shapes import upload_lengths
+from dpscaffold.deployment.server.bounds import upload_bounds
 from dpscaffold.engines.aggregate import aggregate
 from dpscaffold.engines.memories import Memories
 from dpscaffold.engines.state import Draw, RoundUploads
+from dpscaffold.runs.journal import Anchor
 from dpscaffold.setting import Setting
 
 
@@ -51,8 +53,15 @@ class RoundTally:
 
     fresh: tuple[str, ...] = ()
     reasons: dict[str, str] = field(default_factory=dict)
+    #: The norm of each site's move, and the largest that an honest one can have, where it is known.
+    norms: dict[str, tuple[float, float | None]] = field(default_factory=dict)
     voids: int = 0
     seconds: float = 0.0
+
+    def is_past(self, names: Iterable[str]) -> bool:
+        """Whether all sites have taken part in later rounds, which this server does not know of: it
+        was restored from a backup. The round is passed over."""
+        return all(self.reasons.get(name) == "stale-round" for name in names)
 
 
 class Sites:
@@ -76,8 +85,9 @@ class Sites:
         self.last = RoundTally()
         self._applied: dict[str, str] = {}
         self._restore: set[str] = set()
-        #: The lengths of the vectors of an upload of this round.
+        #: The lengths of the vectors of an upload of this round, and what was sent for it.
         self._wanted: dict[str, int] = {}
+        self._round: tuple[Algorithm, Broadcast] | None = None
 
     def gather(self, phase: Algorithm, broadcast: Broadcast, draw: Draw) -> RoundUploads:
         """One round at those who take part; void, and asked again, where too few answer."""
@@ -85,13 +95,14 @@ class Sites:
             raise RuntimeError("the last round is not saved, so it cannot be acknowledged")
         began = time.perf_counter()
         self._wanted = upload_lengths(phase, self.setting.task.parameters)
+        self._round = (phase, broadcast)
         names = {self.enrolled.names[user]: user for user in draw.active.tolist()}
         vectors = {"params": as_array(broadcast.params)}
         vectors |= {f"shared.{name}": as_array(value) for name, value in broadcast.shared.items()}
         tally = RoundTally()
         while True:
             uploads = self._ask(broadcast.round, names, vectors, tally)
-            if len(uploads) >= min(self.patience.quorum, len(names)):
+            if len(uploads) >= min(self.patience.quorum, len(names)) or tally.is_past(names):
                 break
             tally.voids += 1
             if tally.voids > self.patience.voids:
@@ -115,7 +126,7 @@ class Sites:
     ) -> dict[str, SignedMessage]:
         """The uploads of one attempt. A site that lost its memory or missed the draw is helped and
         asked once more."""
-        uploads, no = self._ask_once(round, tuple(names), vectors)
+        uploads, no = self._ask_once(round, tuple(names), vectors, tally)
         lost, missed, mismatched = (
             tuple(name for name, reason in no.items() if reason == why)
             for why in ("unknown-run", "bad-draw", "state-mismatch")
@@ -125,7 +136,7 @@ class Sites:
             enrol_again(self.post, self.enrolled, lost + missed)
         again = tuple(name for name in names if name in (*mismatched, *lost, *missed))
         if again:
-            more, refused = self._ask_once(round, again, vectors)
+            more, refused = self._ask_once(round, again, vectors, tally)
             uploads |= more
             no = {name: reason for name, reason in no.items() if name not in again} | refused
         tally.reasons = no
@@ -134,13 +145,17 @@ class Sites:
         return uploads
 
     def _ask_once(
-        self, round: int, names: tuple[str, ...], vectors: Mapping[str, np.ndarray]
+        self,
+        round: int,
+        names: tuple[str, ...],
+        vectors: Mapping[str, np.ndarray],
+        tally: RoundTally,
     ) -> tuple[dict[str, SignedMessage], dict[str, str]]:
         digests = vector_digests(vectors)
         questions = {name: self._task(round, name, vectors, digests) for name in names}
         yes, no = self.post.ask(questions)
         for name, answer in list(yes.items()):
-            if not self._fits(round, answer):
+            if not self._fits(round, answer) or self._too_large(name, answer, tally):
                 no[name] = "bad-upload"
                 del yes[name]
             else:
@@ -178,6 +193,16 @@ class Sites:
             and all(bool(np.isfinite(vector).all()) for vector in answer.vectors.values())
         )
 
+    def _too_large(self, name: str, answer: SignedMessage, tally: RoundTally) -> bool:
+        """Whether an upload is larger than any that honest steps can give; notes its norm."""
+        assert self._round is not None
+        user = self.enrolled.names.index(name)
+        slots = self.memories.recall([user])
+        bounds = upload_bounds(self.setting, *self._round, user, slots) or {}
+        norms = {k: float(np.linalg.norm(v)) for k, v in answer.vectors.items()}
+        tally.norms[name] = (norms["params"], bounds.get("params"))
+        return any(norms[key] > bound for key, bound in bounds.items())
+
     def _apply(
         self,
         broadcast: Broadcast,
@@ -186,15 +211,26 @@ class Sites:
         uploads: Mapping[str, SignedMessage],
     ) -> RoundUploads:
         """The two laws, in the order of users, and the mirror of what each has added."""
-        parts: list[tuple[list[int], Upload]] = []
-        for name, user in names.items():
-            if name in uploads:
-                before = self.memories.recall([user])
-                upload, after = _read(uploads[name], before)
-                parts.append(([user], upload))
-                self.memories.keep([user], after)
-                self._applied[name] = str(uploads[name].header["upload"])
+        answered = {name: user for name, user in names.items() if name in uploads}
+        before = {name: self.memories.recall([user]) for name, user in answered.items()}
+        read = {name: _read(uploads[name], before[name]) for name in answered}
+        for name, (_, after) in read.items():
+            self.memories.keep([answered[name]], after)
+            self._applied[name] = str(uploads[name].header["upload"])
+        if not read:
+            return self._nothing(broadcast)
+        parts = [([answered[name]], upload) for name, (upload, _) in read.items()]
         return aggregate(self.setting, draw, broadcast, parts)
+
+    def _nothing(self, broadcast: Broadcast) -> RoundUploads:
+        """A round that nobody answered: nothing moves."""
+        lengths = upload_lengths(self.setting.algorithm, self.setting.task.parameters)
+        totals = {
+            name.partition(".")[2]: torch.zeros(size)
+            for name, size in lengths.items()
+            if name != "params"
+        }
+        return RoundUploads(Upload(torch.zeros_like(broadcast.params), totals), ())
 
     def take_up(self, done: int) -> None:
         """Called once, before the round after ``done``: what an engine kept of it is taken up."""
@@ -227,6 +263,7 @@ class Sites:
             "acknowledged": {**self.acknowledged, **self._applied},
             "seen": dict(self.post.seen),
             "totals": dict(self.post.totals),
+            "heads": {n: [dict(vars(h)) for h in heads] for n, heads in self.post.heads.items()},
             "restore": sorted(self._restore),
             "mirror": self.memories.to_dict(),
         }
@@ -239,6 +276,9 @@ class Sites:
         for known, key in ((self.post.seen, "seen"), (self.post.totals, "totals")):
             for name, count in saved[key].items():
                 known[name] = max(count, known.get(name, 0))
+        for name, heads in saved.get("heads", {}).items():
+            kept = Anchor.read_all(heads, "the checkpoint")
+            self.post.heads.setdefault(name, kept)
         if saved["mirror"]["users"]:
             self.memories.restore(saved["mirror"])
 

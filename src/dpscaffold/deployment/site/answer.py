@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from dpscaffold import __version__
 from dpscaffold.deployment.protocol.masks import Bits, as_vector
 from dpscaffold.deployment.protocol.messages import (
     ASK,
@@ -28,7 +29,9 @@ from dpscaffold.deployment.protocol.messages import (
     SignedMessage,
     Vectors,
     canonical,
+    check_values,
     commitment,
+    compatible,
     digest,
     fresh_id,
     public_of,
@@ -38,15 +41,18 @@ from dpscaffold.deployment.protocol.messages import (
     whole_of,
 )
 from dpscaffold.deployment.protocol.sums import SUM, Attempt, Members, attempt_of, members_of
+from dpscaffold.deployment.site.approval import request_of, requests_in
 from dpscaffold.deployment.site.asked import SiteWork
+from dpscaffold.deployment.site.audit import AuditLog
 from dpscaffold.deployment.site.checking import (
-    booking_of,
     check_anchors,
     check_round,
     check_seen,
+    check_shapes,
     check_vectors,
     counts,
     enrolment_of,
+    entry_of,
     held,
     named,
     question_of,
@@ -66,9 +72,15 @@ from dpscaffold.deployment.site.secure import (
     summed,
     sums_of,
 )
+from dpscaffold.errors import BadInput
 from dpscaffold.privacy.ledger import participations_within
 
-Said = tuple[dict[str, Json], Vectors]
+Reply = tuple[dict[str, Json], Vectors]
+
+#: A site keeps this many grants of runs in which it never took part; older ones are taken back.
+MOST_UNUSED = 8
+#: A site holds the records of this many runs in memory; those of others are read again when needed.
+MOST_OPEN = 4
 
 
 @dataclass
@@ -97,21 +109,43 @@ class Site:
     _ledger: SiteLedger | None = None
     _busy: threading.Lock = field(default_factory=threading.Lock)
 
+    def __post_init__(self) -> None:
+        """Open the requests and the audit log of the state folder."""
+        self._requests = requests_in(self.state.path)
+
     def answer(self, message: SignedMessage) -> SignedMessage:
         """The answer to any message at all."""
         if not self._busy.acquire(blocking=False):
             return self._sealed(message, self._refusal("busy"), {})
         try:
-            fields, vectors = self._handle(message)
-        except Refused as no:
-            self.log(f"refused: {no}")
-            fields, vectors = self._refusal(no.code), {}
-        except Exception:  # whatever it is, only a code leaves
-            self.log(f"error: {traceback.format_exc()}")
-            fields, vectors = self._refusal("site-error"), {}
+            fields, vectors = self._answered(message)
         finally:
             self._busy.release()
         return self._sealed(message, fields, vectors)
+
+    def _answered(self, message: SignedMessage) -> Reply:
+        """What was asked for, or a code; the audit log has it before it leaves."""
+        try:
+            fields, vectors = self._handle(message)
+            self.audit.answered(message.header, fields, vectors)
+            return fields, vectors
+        except Refused as no:
+            self.log(f"refused: {no}")
+            fields = self._refusal(no.code)
+        except Exception:  # whatever it is, only a code leaves
+            self.log(f"error: {traceback.format_exc()}")
+            fields = self._refusal("site-error")
+        if fields["reason"] != "bad-signature":  # strangers must not fill the disk
+            try:
+                self.audit.answered(message.header, fields, {})
+            except (BadInput, OSError) as error:
+                self.log(f"error: the audit log cannot be written: {error}")
+        return fields, {}
+
+    @property
+    def audit(self) -> AuditLog:
+        """The site's audit log."""
+        return self._requests.audit
 
     def _sealed(self, message: SignedMessage, fields: Header, vectors: Vectors) -> SignedMessage:
         return reply(message, self.name, fields, vectors, self.key)
@@ -120,7 +154,7 @@ class Site:
         self.refusals[reason] = self.refusals.get(reason, 0) + 1
         return {"status": "no", "reason": reason}
 
-    def _handle(self, message: SignedMessage) -> Said:
+    def _handle(self, message: SignedMessage) -> Reply:
         header = message.header
         if not message.signed_by(self.coordinator) or header.get("direction") != ASK:
             raise Refused("bad-signature")
@@ -138,11 +172,21 @@ class Site:
             "task": self._task,
             "settle": self._settle,
         }
-        kind = kinds.get(text_of(header, "kind", "bad-offer"))
+        name = text_of(header, "kind", "bad-offer")
+        kind = kinds.get(name)
         if kind is None:
             raise Refused("version", f"{header.get('kind')!r:.40}")
         run = text_of(header, "run", "unknown-run")
-        return kind(message, run, self.state.run(run), self._current_ledger())
+        memory, ledger = self.state.run(run), self._current_ledger()
+        try:
+            check_seen(self.state, header, run, ledger)
+            self._requests.check(run, self.policy().approval, new=name == "offer")
+            fields, vectors = kind(message, run, memory, ledger)
+        except Refused as no:
+            self.log(f"refused: {no}")
+            fields, vectors = self._refusal(no.code), {}
+        head = ledger.shown(self.state.head_key)
+        return {**fields, "ledger": dict(vars(head))}, vectors
 
     def _current_ledger(self) -> SiteLedger:
         """The ledger; it is read and verified again only where its file is not as it was left, so
@@ -155,13 +199,17 @@ class Site:
 
     def _offer(
         self, message: SignedMessage, run: str, memory: RunMemory, ledger: SiteLedger
-    ) -> Said:
-        """Judge the offer, book the grant, commit to a nonce."""
+    ) -> Reply:
+        """Check the offer, reserve the grant, commit to a nonce."""
         offer = message.header.get("offer")
         if not isinstance(offer, dict):
             raise Refused("bad-offer", "it is not a table")
+        package = message.header.get("package")
+        if not compatible(package):
+            raise Refused(
+                "version", f"the server has dpscaffold {package!r:.20}, here {__version__}"
+            )
         promised = text_of(message.header, "commitment", "bad-offer")
-        check_seen(self.state, message.header, run, ledger)
         plan, policy = digest(offer), self.policy()
         known = memory.enrolment()
         if known is None:
@@ -169,32 +217,32 @@ class Site:
             members = self._members(message.header, work, policy)
             terms = summed(work, self.name, members, policy)
             check_terms(policy, terms)
-            self._book(run, plan, policy, work, terms, ledger)
+            self._reserve(run, offer, policy, work, terms, ledger, members)
             known = Enrolment(
                 run=run,
                 plan=plan,
                 offer=offer,
-                records=work.told,
+                records=work.public_records,
                 declared=work.declared,
                 nonce=fresh_id(),
                 server_commitment=promised,
                 anchor=vars(ledger.anchor),
                 members={} if members is None else members.to_dict(),
             )
-            self.step("booked")
+            self.step("reserved")
             memory.write_enrolment(known)
-            self._works[run] = work
+            self._open(run, work)
         elif known.plan != plan or known.server_commitment != promised:
             raise Refused("plan-changed", f"enrolled in {known.plan}")
-        booking = booking_of(run, ledger)
+        entry = entry_of(run, ledger)
         sizes: dict[str, Json] = {"records": known.records, "declared": known.declared}
         return {
             "status": "yes",
             **(sizes if known.records is not None else {}),
-            "cap": booking.grant.participations,
+            "cap": entry.grant.participations,
             "uploads": held(memory),
             "commitment": commitment(run, self.name, known.nonce),
-            **counts(booking, ledger),
+            **counts(entry, ledger),
         }, {}
 
     def _members(self, header: Header, work: SiteWork, policy: Policy) -> Members | None:
@@ -206,77 +254,83 @@ class Site:
         names, sizes = sized_names(header)
         members = members_of(header, names, sizes)
         check_members(policy.secure, self.name, public_of(self.key), members)
-        if sizes and sizes[names.index(self.name)] != work.told:
+        if sizes and sizes[names.index(self.name)] != work.public_records:
             raise Refused("data-changed", f"the server expects {sizes[names.index(self.name)]}")
         return members
 
-    def _book(
+    def _reserve(
         self,
         run: str,
-        plan: str,
+        offer: Header,
         policy: Policy,
         work: SiteWork,
         terms: Terms,
         ledger: SiteLedger,
+        members: Members | None,
     ) -> None:
-        """A grant for a new run. One that the ledger holds already (the run's folder was lost)
-        stays as it is."""
-        if run in ledger.runs:
-            booking = booking_of(run, ledger)
-            if booking.plan != plan:
-                raise Refused("plan-changed", f"the ledger has {booking.plan}")
+        """A grant for a new run, once it is approved. One that the ledger holds already (the run's
+        folder was lost) stays as it is."""
+        plan = digest(offer)
+        if run in ledger.runs and not ledger.runs[run].released:
+            entry = entry_of(run, ledger)
+            if entry.plan != plan:
+                raise Refused("plan-changed", f"the ledger has {entry.plan}")
             return
         granted = self._granted(run, policy, work, terms, ledger)
-        apart = ("mechanism", "sums")
-        account = {
-            "records": work.records,
-            "batch": work.batch,
-            "declared": work.declared,
-            "terms": {key: value for key, value in vars(terms).items() if key not in apart},
-            "mechanism": vars(terms.mechanism) if terms.mechanism else None,
-        }
-        if terms.sums is not None:
-            account["sums"] = vars(terms.sums)
-        ledger.book(run, plan, granted, account)
+        left = ledger.left(policy)
+        asked = request_of(run, offer, self.coordinator, work, terms, granted, left, members)
+        self._requests.admit(asked, offer, policy.approval)
+        account = terms.to_dict(work.records, work.batch, work.declared)
+        ledger.reserve(run, plan, granted, account)
 
     def _granted(
         self, run: str, policy: Policy, work: SiteWork, terms: Terms, ledger: SiteLedger
     ) -> SiteGrant:
-        def asked() -> SiteGrant:
-            left = ledger.left(policy)
+        """A grant that fits next to all others, or next to those of runs that were used."""
+
+        def asked(*without: str) -> SiteGrant:
+            left = ledger.left(policy, *without)
             return grant(policy, terms, work.records, work.batch, left, work.declared)
 
+        unused = ledger.unused(besides=run)
         try:
-            return asked()
+            granted, given_up = asked(), unused[: max(0, len(unused) + 1 - MOST_UNUSED)]
         except Refused:
-            if not ledger.release_unbegun(besides=run):
-                raise
-        return asked()
+            granted, given_up = asked(*unused), unused
+        self._take_back(given_up, ledger)
+        return granted
+
+    def _take_back(self, runs: list[str], ledger: SiteLedger) -> None:
+        """Release grants without any participation, and forget what was kept for them."""
+        ledger.release(runs)
+        for run in runs:
+            self.state.run(run).forget()
+            self._works.pop(run, None)
 
     def _begin(
         self, message: SignedMessage, run: str, memory: RunMemory, ledger: SiteLedger
-    ) -> Said:
-        """Fix roster and commitments, then show the nonce: from here on the grant is booked."""
+    ) -> Reply:
+        """Fix roster and commitments, then show the nonce: from here on the grant is reserved."""
         known = enrolment_of(memory)
         names, sizes, commitments = roster_of(message.header)
         if known.roster and (known.roster, known.sizes) != (names, sizes):
             raise Refused("roster-changed")
         if known.roster and dict(known.commitments) != commitments:
             raise Refused("roster-changed", "other commitments")
-        booking = booking_of(run, ledger)
+        entry = entry_of(run, ledger)
         policy = self.policy()
-        if not self._cap(booking, policy, self._work(known, booking, policy), ledger):
+        if not self._cap(entry, policy, self._work(known, entry, policy), ledger):
             raise Refused("policy-epsilon", "the policy has become stricter since the offer")
         check_same_members(known, names, sizes)
         if self.name not in names:
             raise Refused("roster-changed", "this site is not in it")
-        told = sizes[names.index(self.name)] if sizes else None
-        if told != known.records:
-            raise Refused("roster-changed", f"this site has the size {told} in it")
+        listed = sizes[names.index(self.name)] if sizes else None
+        if listed != known.records:
+            raise Refused("roster-changed", f"this site has the size {listed} in it")
         if set(commitments) != {*names, SERVER}:
             raise Refused("bad-draw", "not everybody has committed")
         mine = commitment(run, self.name, known.nonce)
-        lost = booking.began and commitments[self.name] != mine  # the run's folder was lost
+        lost = entry.began and commitments[self.name] != mine  # the run's folder was lost
         if not lost and commitments[self.name] != mine:
             raise Refused("bad-draw", "this site committed to something else")
         if commitments[SERVER] != known.server_commitment:
@@ -289,7 +343,7 @@ class Site:
 
     def _draw(
         self, message: SignedMessage, run: str, memory: RunMemory, ledger: SiteLedger
-    ) -> Said:
+    ) -> Reply:
         """Check the nonces against their commitments and keep them."""
         known = enrolment_of(memory)
         nonces = texts_of(message.header, "nonces", "bad-draw")
@@ -306,26 +360,25 @@ class Site:
 
     def _mask_key(
         self, message: SignedMessage, run: str, memory: RunMemory, ledger: SiteLedger
-    ) -> Said:
+    ) -> Reply:
         """This site's key for the masks of a run, signed, and the last attempt that it began. It is
         given only where the site could still take part."""
-        check_seen(self.state, message.header, run, ledger)
-        known, booking = enrolment_of(memory), booking_of(run, ledger)
+        known, entry = enrolment_of(memory), entry_of(run, ledger)
         if message.header.get("plan") != known.plan:
             raise Refused("plan-changed")
         if not known.members or not known.nonces:
             raise Refused("bad-draw", "the run has not begun here, or has no secure sums")
         policy = self.policy()
-        if booking.participations >= self._cap(
-            booking, policy, self._work(known, booking, policy), ledger
+        if entry.participations >= self._cap(
+            entry, policy, self._work(known, entry, policy), ledger
         ):
             raise Refused("budget-spent")
         return {
             "status": "yes",
             "key": dict(vars(self._ring(known).announced(self.key))),
-            "last_round": booking.last_round,
-            "last_attempt": booking.last_attempt,
-            **counts(booking, ledger),
+            "last_round": entry.last_round,
+            "last_attempt": entry.last_attempt,
+            **counts(entry, ledger),
         }, {}
 
     def _ring(self, known: Enrolment) -> KeyRing:
@@ -338,32 +391,32 @@ class Site:
 
     def _task(
         self, message: SignedMessage, run: str, memory: RunMemory, ledger: SiteLedger
-    ) -> Said:
+    ) -> Reply:
         """One participation, or the same answer again."""
         header = message.header
-        check_seen(self.state, header, run, ledger)
         known = enrolment_of(memory)
-        booking = booking_of(run, ledger)
+        entry = entry_of(run, ledger)
         pending = memory.pending()
         check_anchors(known, pending, ledger)
         if header.get("plan") != known.plan:
             raise Refused("plan-changed")
         policy = self.policy()
-        work = self._work(known, booking, policy)
+        work = self._work(known, entry, policy)
         round = whole_of(header, "round", "bad-round", least=1)
-        drawn = check_round(self.name, round, known, booking, work)
+        drawn = check_round(self.name, round, known, entry, work)
         attempt = attempt_of(header) if known.members else None
         restore = check_vectors(message.vectors, work, round, policy.largest_value)
         self.step("checked")
         acknowledged = text_of(header, "acknowledged", "state-mismatch")
-        slots = memory.settle(acknowledged, restore, pending).slots
+        nonce = text_of(header, "nonce", "bad-offer")
+        slots = memory.settle(acknowledged, restore, pending, nonce).slots
         self.step("settled")
         question = question_of(run, round, acknowledged, message.digests, attempt)
         if pending is not None and memory.has_pending and pending.question == question:
-            return self._upload(pending, booking, ledger, fresh=False)
+            return self._upload(pending, entry, ledger, fresh=False)
         if attempt is not None:
-            self._check_sum(attempt, round, known, drawn, booking, policy)
-        if booking.participations >= self._cap(booking, policy, work, ledger):
+            self._check_sum(attempt, round, known, drawn, entry, policy)
+        if entry.participations >= self._cap(entry, policy, work, ledger):
             raise Refused("budget-spent")
         ledger.participate(run, round, attempt.number if attempt else 0)
         self.step("counted")
@@ -371,7 +424,7 @@ class Site:
         self.step("computed")
         memory.write_pending(pending)
         self.step("stored")
-        return self._upload(pending, booking_of(run, ledger), ledger, fresh=True)
+        return self._upload(pending, entry_of(run, ledger), ledger, fresh=True)
 
     def _check_sum(
         self,
@@ -379,16 +432,16 @@ class Site:
         round: int,
         known: Enrolment,
         drawn: tuple[str, ...],
-        booking: GrantedRun,
+        entry: GrantedRun,
         policy: Policy,
     ) -> None:
-        """Refuse an attempt at a secure sum before anything is booked for it."""
-        agreed = sums_of(booking)
+        """Refuse an attempt at a secure sum before anything is reserved for it."""
+        agreed = sums_of(entry)
         if policy.secure is None or agreed is None:
             raise Refused("policy-secure", "site.toml has no [secure] any more")
         members = Members.from_dict(known.members)
         check_members(policy.secure, self.name, public_of(self.key), members)
-        check_attempt(attempt, round, booking, min(agreed.voids, policy.secure.voids))
+        check_attempt(attempt, round, entry, min(agreed.voids, policy.secure.voids))
         check_list(attempt, self.name, drawn, max(agreed.least, policy.secure.least))
         self._ring(known).pairs(attempt)
 
@@ -403,14 +456,14 @@ class Site:
         ledger: SiteLedger,
         attempt: Attempt | None,
     ) -> PendingUpload:
-        told = {k: v for k, v in message.vectors.items() if not k.startswith("restore.")}
+        received = {k: v for k, v in message.vectors.items() if not k.startswith("restore.")}
         if attempt is None:
             zero = {name: np.zeros(size, "<f4") for name, size in work.remembers().items()}
             user = known.roster.index(self.name)
-            uploaded, kept = work.participate(round, user, told, {**zero, **slots})
+            uploaded, kept = work.participate(round, user, received, {**zero, **slots})
         else:
-            model = canonical({name: message.digests[name].hex() for name in told})
-            uploaded, kept = self._masked(work, known, round, told, attempt, model), {}
+            model = canonical({name: message.digests[name].hex() for name in received})
+            uploaded, kept = self._masked(work, known, round, received, attempt, model), {}
         count = ledger.runs[known.run].participations
         return PendingUpload(fresh_id(), question, round, count, ledger.anchor, uploaded, kept)
 
@@ -419,77 +472,88 @@ class Site:
         work: SiteWork,
         known: Enrolment,
         round: int,
-        told: Vectors,
+        received: Vectors,
         attempt: Attempt,
         model: bytes,
     ) -> Vectors:
         """This site's integers in a secure sum, with noise for this list, under their mask."""
         members = Members.from_dict(known.members)
-        words = work.integers(round, self.name, told, members, len(attempt.names))
+        words = work.integers(round, self.name, received, members, len(attempt.names))
         bits: Bits = 32 if words.dtype.itemsize == 4 else 64
         hidden = words + self._ring(known).mask(attempt, round, model, len(words), bits)
         return {SUM: as_vector(hidden)}
 
     def _upload(
-        self, pending: PendingUpload, booking: GrantedRun, ledger: SiteLedger, fresh: bool
-    ) -> Said:
+        self, pending: PendingUpload, entry: GrantedRun, ledger: SiteLedger, fresh: bool
+    ) -> Reply:
         fields: dict[str, Json] = {
             "status": "yes",
             "upload": pending.upload,
             "round": pending.round,
             "fresh": fresh,
-            **counts(booking, ledger),
+            **counts(entry, ledger),
         }
         return fields, pending.vectors
 
     def _settle(
         self, message: SignedMessage, run: str, memory: RunMemory, ledger: SiteLedger
-    ) -> Said:
+    ) -> Reply:
         """Take the last acknowledgement; at the end of the run, the model too."""
-        check_seen(self.state, message.header, run, ledger)
         known = enrolment_of(memory)
         policy = self.policy()
-        work = self._work(known, booking_of(run, ledger), policy)
+        work = self._work(known, entry_of(run, ledger), policy)
         restore = restored(message.vectors, work, policy.largest_value)
         acknowledged = text_of(message.header, "acknowledged", "state-mismatch")
-        slots = memory.settle(acknowledged, restore, memory.pending()).slots
+        nonce = text_of(message.header, "nonce", "bad-offer")
+        slots = memory.settle(acknowledged, restore, memory.pending(), nonce).slots
         if message.header.get("over") is True:
-            memory.write_model(dict(message.header), named(message.vectors, "model."))
+            model = named(message.vectors, "model.")
+            check_shapes(model, {"params": work.final_parameters})
+            check_values(model, math.inf)
+            memory.write_model(dict(message.header), model)
             memory.amend(known, over=True)
         fields: dict[str, Json] = {"status": "yes"}
-        fields |= counts(booking_of(run, ledger), ledger)
+        fields |= counts(entry_of(run, ledger), ledger)
         shared = {f"slot.{name}": slots[name] for name in work.shares() if name in slots}
         return fields, shared if self.share_slots else {}
 
     # --- checks
 
-    def _work(self, known: Enrolment, booking: GrantedRun, policy: Policy) -> SiteWork:
+    def _work(self, known: Enrolment, entry: GrantedRun, policy: Policy) -> SiteWork:
         """The run's work under the policy of today. Records may have changed since the site
         enrolled, their public number may not: rates, divisors and weights are made of it."""
-        if known.run not in self._works:
-            self._works[known.run] = self.open_work(known.offer, policy)
-        work = self._works[known.run]
-        check_terms(policy, replace(work.terms, sums=sums_of(booking)))
-        if work.told != known.records:
-            raise Refused("data-changed", f"{work.told} records instead of {known.records}")
+        work = self._works.get(known.run) or self.open_work(known.offer, policy)
+        self._open(known.run, work)
+        check_terms(policy, replace(work.terms, sums=sums_of(entry)))
+        if work.public_records != known.records:
+            raise Refused(
+                "data-changed", f"{work.public_records} records instead of {known.records}"
+            )
         return work
 
-    def _cap(self, booking: GrantedRun, policy: Policy, work: SiteWork, ledger: SiteLedger) -> int:
+    def _open(self, run: str, work: SiteWork) -> None:
+        """Hold a run's records, and let those go that were used longest ago."""
+        self._works.pop(run, None)
+        self._works[run] = work
+        for oldest in list(self._works)[:-MOST_OPEN]:
+            del self._works[oldest]
+
+    def _cap(self, entry: GrantedRun, policy: Policy, work: SiteWork, ledger: SiteLedger) -> int:
         """How often the site takes part in a run: the grant, or less where the policy has become
         stricter since. The shares ε/``max_runs`` and δ/``max_runs`` are for new grants; every
         number of the file counts at once."""
-        granted, cap = booking.grant, min(booking.grant.participations, policy.max_participations)
-        if ledger.place(booking.run) >= policy.max_runs:
+        granted, cap = entry.grant, min(entry.grant.participations, policy.max_participations)
+        if ledger.place(entry.run) >= policy.max_runs:
             return 0
         if granted.epsilon is None:
             return cap
-        left = ledger.left(policy, without=booking.run)
+        left = ledger.left(policy, entry.run)
         slack = 1 + 1e-9  # sums over runs are rounded
         if granted.delta > left.delta * slack:
             return 0
         own = math.inf if policy.run_epsilon is None else policy.run_epsilon
         epsilon = min(left.epsilon, own)
-        terms = replace(work.terms, sums=sums_of(booking))
+        terms = replace(work.terms, sums=sums_of(entry))
         facts = (work.records, work.batch, granted.delta, work.declared)
         if granted.epsilon > epsilon * slack:
             run = terms.run(*facts)

@@ -21,6 +21,11 @@ class SiteWork(Protocol):
         ...
 
     @property
+    def final_parameters(self) -> int:
+        """The number of parameters of the model that arrives at the end."""
+        ...
+
+    @property
     def records(self) -> int:
         """R_i, of which rates, divisors and the account are made."""
         ...
@@ -36,7 +41,7 @@ class SiteWork(Protocol):
         ...
 
     @property
-    def told(self) -> int | None:
+    def public_records(self) -> int | None:
         """R_i as the server may know it; None where a user's whole data are protected."""
         ...
 
@@ -51,7 +56,7 @@ class SiteWork(Protocol):
         ...
 
     def integers(
-        self, round: int, name: str, told: Vectors, members: Members, count: int
+        self, round: int, name: str, received: Vectors, members: Members, count: int
     ) -> np.ndarray:
         """One participation in a secure sum of ``count`` members, with noise of its own: the words
         (uint32 or uint64) that go up under a mask."""
@@ -75,7 +80,7 @@ class SiteWork(Protocol):
         ...
 
     def participate(
-        self, round: int, user: int, told: Vectors, slots: Vectors
+        self, round: int, user: int, received: Vectors, slots: Vectors
     ) -> tuple[Vectors, Vectors]:
         """One participation with noise of its own: the upload's vectors, and the new slots."""
         ...

@@ -58,7 +58,9 @@ _POLICY = {
     "max_parameters": ("2_000_000", "of the model"),
     "largest_value": ("1e4", "of any number that the server sends"),
     "unprotected": ("false", "true: runs without privacy are accepted"),
+    "preparation": ("true", "centre, standardise, pca by noised sums, each a run within epsilon"),
     "rehearsal": ("false", "true: noise from the plan's seed, for public data only"),
+    "approval": ('"policy"', '"each-run": in addition a person says yes (site approve)'),
 }
 
 

@@ -22,6 +22,7 @@ from dpscaffold.deployment.site.asked import SiteWork
 from dpscaffold.deployment.site.ledger import GrantedRun, SiteLedger
 from dpscaffold.deployment.site.memory import Enrolment, PendingUpload, RunMemory, StateFolder
 from dpscaffold.deployment.site.recovery import note_behind, read_behind
+from dpscaffold.errors import BadInput
 
 
 def question_of(
@@ -41,9 +42,9 @@ def question_of(
     return digest("question", run, round, acknowledged, asked, *tried)
 
 
-def counts(booking: GrantedRun, ledger: SiteLedger) -> dict[str, Json]:
+def counts(entry: GrantedRun, ledger: SiteLedger) -> dict[str, Json]:
     """What every answer says of the ledger: participations in this run, and in all."""
-    return {"participations": booking.participations, "total": ledger.total}
+    return {"participations": entry.participations, "total": ledger.total}
 
 
 def held(memory: RunMemory) -> list[Json]:
@@ -61,8 +62,8 @@ def check_vectors(
     vectors: Vectors, work: SiteWork, round: int, largest: float
 ) -> dict[str, np.ndarray] | None:
     """Names, lengths and values of a task's vectors; gives those to restore memory from."""
-    told = {k: v for k, v in vectors.items() if not k.startswith("restore.")}
-    check_shapes(told, work.expects(round))
+    received = {k: v for k, v in vectors.items() if not k.startswith("restore.")}
+    check_shapes(received, work.expects(round))
     return restored(vectors, work, largest)
 
 
@@ -112,14 +113,14 @@ def enrolment_of(memory: RunMemory) -> Enrolment:
     return known
 
 
-def booking_of(run: str, ledger: SiteLedger) -> GrantedRun:
+def entry_of(run: str, ledger: SiteLedger) -> GrantedRun:
     """The run's grant in the site's ledger."""
-    booking = ledger.runs.get(run)
-    if booking is None:
+    entry = ledger.runs.get(run)
+    if entry is None:
         raise Refused("ledger-behind", f"the run {run} is not in the ledger")
-    if booking.released:
+    if entry.released:
         raise Refused("unknown-run", "its grant was taken back before it began")
-    return booking
+    return entry
 
 
 def check_anchors(known: Enrolment, pending: PendingUpload | None, ledger: SiteLedger) -> None:
@@ -130,19 +131,24 @@ def check_anchors(known: Enrolment, pending: PendingUpload | None, ledger: SiteL
 
 
 def check_seen(state: StateFolder, header: Header, run: str, ledger: SiteLedger) -> None:
-    """The server may not have seen more participations than the ledger holds."""
+    """The server may not have seen more participations than the ledger holds, nor a ledger of this
+    site that is not the beginning of this one."""
     seen = whole_of(header, "seen", "bad-offer")
     total = whole_of(header, "seen_total", "bad-offer")
-    booking = ledger.runs.get(run)
-    if seen > (booking.participations if booking else 0) or total > ledger.total:
-        note_behind(state, run, seen, total)
+    try:
+        strange = ledger.strange(header.get("heads", []), state.head_key)
+    except BadInput as error:
+        raise Refused("bad-offer", str(error)) from error
+    entry = ledger.runs.get(run)
+    if strange or seen > (entry.participations if entry else 0) or total > ledger.total:
+        note_behind(state, run, seen, total, strange)
     behind = read_behind(state)
     if behind:
         raise Refused("ledger-behind", f"the server has seen more: {behind}")
 
 
 def check_round(
-    name: str, round: int, known: Enrolment, booking: GrantedRun, work: SiteWork
+    name: str, round: int, known: Enrolment, entry: GrantedRun, work: SiteWork
 ) -> tuple[str, ...]:
     """Refuse a round that is not in the plan, for which the site is not drawn, or that is past.
     Gives the names of those who are drawn."""
@@ -154,6 +160,6 @@ def check_round(
     drawn = work.cohort(round, len(known.roster), seed)
     if known.roster.index(name) not in drawn:
         raise Refused("not-drawn", f"round {round}")
-    if round < booking.last_round:
-        raise Refused("stale-round", f"{round}, after {booking.last_round}")
+    if round < entry.last_round:
+        raise Refused("stale-round", f"{round}, after {entry.last_round}")
     return tuple(known.roster[user] for user in drawn)

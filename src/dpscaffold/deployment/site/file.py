@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
@@ -21,8 +21,12 @@ from dpscaffold.deployment.provision import host_and_port, read_toml, site_name
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy import Mechanism, PrivacyError, no_guarantee
 from dpscaffold.privacy.ledger import participations_within, spent
-from dpscaffold.privacy.mechanism import Sampling, Unit, Weighting
+from dpscaffold.privacy.mechanism import Query, Sampling, Unit, Weighting
+from dpscaffold.privacy.showing import round_up
 from dpscaffold.setting.gaussian import Gaussian
+
+#: Who says yes to a run: a person each time, or the policy alone.
+Approval = Literal["each-run", "policy"]
 
 #: Below this δ of one run the accountant's arithmetic has nothing to say.
 SMALLEST_DELTA = 1e-12
@@ -115,8 +119,15 @@ class Policy(_SiteTable):
     """The largest absolute value that the server may send. Example: ``100.0``"""
     unprotected: bool = False
     """Whether runs without privacy are accepted. Example: ``true``"""
+    preparation: bool = False
+    """Whether servers may fit preparation (centre, standardise, pca) by noised sums over all
+    records. Each sum is a run of its own, within epsilon; max_data_ratio is not for them. Example:
+    ``true``"""
     rehearsal: bool = False
     """Whether noise from the plan's seed is accepted; for public data only. Example: ``true``"""
+    approval: Approval = "policy"
+    """Who says yes to a run: the policy alone ('policy'), or in addition a person each time
+    ('each-run', with 'dpscaffold site approve'). Example: ``"each-run"``"""
     _secure: SecurePolicy | None = PrivateAttr(default=None)
 
     @property
@@ -170,8 +181,8 @@ class SiteFile(_SiteTable):
     """Whether the server may check M·c = Σc_i at the end of a run, for which this site sends its
     memory. Example: ``true``"""
     records: int | None = Field(default=None, ge=1)
-    """The declared number of records, at least the true number. With Poisson batches it hides
-    whether a single record is present. Example: ``400``"""
+    """The declared number of records, at least the true number. The server learns this number
+    instead of the true one, whatever it offers. Example: ``400``"""
     data: dict[str, Any]
     policy: Policy
     secure: SecurePolicy | None = None
@@ -232,6 +243,10 @@ class Terms:
     mechanism: Gaussian | None
     #: Parts of the algorithm with which no bound was proved.
     unproved: tuple[str, ...] = ()
+    #: What is summed over the records.
+    query: Query = "gradients"
+    #: Whether the run fits preparation.
+    preparation: bool = False
     #: The secure sums of the run, as they concern this site.
     sums: SumTerms | None = None
 
@@ -264,7 +279,19 @@ class Terms:
             declared=declared,
             delta=delta,
         )
-        return replace(run, unproved_hooks=tuple(self.unproved))
+        return replace(run, unproved_hooks=tuple(self.unproved), query=self.query)
+
+    def to_dict(self, records: int, batch: int, declared: bool) -> dict[str, Any]:
+        """What a ledger keeps of these terms, so that its ε can be computed again."""
+        apart = ("mechanism", "sums")
+        kept: dict[str, Any] = {
+            "records": records,
+            "batch": batch,
+            "declared": declared,
+            "terms": {key: value for key, value in vars(self).items() if key not in apart},
+            "mechanism": self.mechanism.to_json() if self.mechanism else None,
+        }
+        return kept if self.sums is None else kept | {"sums": vars(self.sums)}
 
 
 def check_terms(policy: Policy, terms: Terms) -> None:
@@ -286,7 +313,10 @@ def check_terms(policy: Policy, terms: Terms) -> None:
     else:
         _check_query(policy, terms, mechanism)
     _within("policy-steps", "local_steps", terms.local_steps, policy.max_local_steps)
-    _within("policy-steps", "data_ratio", terms.data_ratio, policy.max_data_ratio)
+    if not terms.preparation:
+        _within("policy-steps", "data_ratio", terms.data_ratio, policy.max_data_ratio)
+    elif not policy.preparation:
+        raise Refused("preparation", "policy.preparation is false")
     _among("policy-algorithm", "algorithm", terms.algorithm, policy.algorithms)
     _among("policy-model", "task", terms.task, policy.tasks)
     _within("policy-model", "parameters", terms.parameters, policy.max_parameters)
@@ -349,6 +379,16 @@ class RemainingBudget:
     runs: int
     alone: float = 0.0
 
+    def without(self, grant: SiteGrant) -> RemainingBudget:
+        """What is left after one more grant."""
+        alone = grant.epsilon_alone or grant.epsilon or 0.0
+        return RemainingBudget(
+            max(0.0, self.epsilon - (grant.epsilon or 0.0)),
+            max(0.0, self.delta - grant.delta),
+            self.runs - 1,
+            max(0.0, self.alone - alone),
+        )
+
 
 @dataclass(frozen=True)
 class SiteGrant:
@@ -379,7 +419,7 @@ def grant(
     n ≤ min(``max_participations``, T + max(2, ⌈T/20⌉)), the few beyond T being for participations
     that are interrupted; ε(n) of n·K steps (the bound ``cap``) at δ/``max_runs`` must fit into what
     is left and into one run's share. Below ⌈lT⌉ + 2 the site would drop out of the run early, so it
-    refuses at once.
+    refuses at once; a run of one round is over after one participation, so one is enough for it.
     """
     if left.runs < 1:
         raise Refused("policy-runs")
@@ -387,7 +427,7 @@ def grant(
     voids = 0 if terms.sums is None else terms.sums.voids
     spare = max(2, math.ceil(rounds / 20), voids)
     most = min(policy.max_participations, rounds + spare)
-    least = math.ceil(terms.user_ratio * rounds - 1e-9) + 2
+    least = math.ceil(terms.user_ratio * rounds - 1e-9) + (2 if rounds > 1 else 0)
     if not terms.protected:
         if most < least:
             raise Refused("policy-epsilon", f"max_participations allows {most} of {least}")
@@ -401,10 +441,19 @@ def grant(
     if policy.secure is not None and terms.sums is not None:
         alone = terms.run_alone(records, batch, policy.run_delta, declared)
         share = min(left.alone, policy.secure.epsilon_alone / policy.max_runs)
-        count = participations_within(alone, alone.groups[0], share, count)
+        most, count = count, participations_within(alone, alone.groups[0], share, count)
+        if count < least <= most:
+            cost = round_up(spent(alone, least, alone.groups[0]))
+            raise Refused(
+                "policy-epsilon",
+                f"ε {cost} is asked if all other sites collude, and {share:.4g} is left of "
+                f"epsilon_alone",
+            )
     if count < least:
+        cost = round_up(spent(run, least, run.groups[0]))
         raise Refused(
-            "policy-epsilon", f"{budget:.4g} allows {count} participations, and {least} are wanted"
+            "policy-epsilon",
+            f"ε {cost} is asked for {least} participations, and {budget:.4g} is left for this run",
         )
     return SiteGrant(
         count,

@@ -5,12 +5,12 @@ A chained journal (``ledger.jsonl``) of these lines:
 
 ==============  ================================================================================
 ``site``        whose ledger this is; the first line
-``grant``       a run was accepted: at most n participations, the ε and δ booked for them
-``begin``       the site showed its nonce for a roster and its commitments: the grant stays booked
-``release``     a grant of a run that never began was taken back
+``grant``       a run was accepted: at most n participations, the ε and δ reserved for them
+``begin``       the site showed its nonce for a roster and its commitments
+``release``     a grant of a run without any participation was taken back
 ``participate`` one more participation in a run (of a secure sum: one more attempt); written
                 before anything is computed
-``recover``     the operator booked what cannot be accounted for as spent
+``recover``     the operator counted what cannot be accounted for as spent
 ==============  ================================================================================
 
 Within a run the mechanism is fixed and n caps it, so selection and stopping may look at anything
@@ -64,13 +64,15 @@ class GrantedRun:
 
 @dataclass(frozen=True)
 class RecoveryEntry:
-    """A recovery's booking: this many participations, ε and δ, that no run of the ledger
+    """A recovery's entry: this many participations, ε and δ, that no run of the ledger
     explains."""
 
     participations: int
     epsilon: float
     delta: float
     time: str
+    #: ε towards the server and all other sites, where it is more than ``epsilon``.
+    epsilon_alone: float | None = None
 
 
 class SiteLedger:
@@ -80,6 +82,7 @@ class SiteLedger:
         self.path = path
         self.runs: dict[str, GrantedRun] = {}
         self.lost: list[RecoveryEntry] = []
+        self._accounted: list[Anchor] = []
         try:
             self._journal = Journal(path, self._apply)
         except (BadInput, KeyError, TypeError, ValueError, OSError) as error:
@@ -105,50 +108,59 @@ class SiteLedger:
     def follows(self, anchors: Iterable[object]) -> bool:
         """Whether the ledger still begins with what it held when each anchor was taken; an anchor
         may be as ``enrolment.json`` has it."""
-        found = [
-            one if isinstance(one, Anchor) else Anchor.read(one, "enrolment.json")
-            for one in anchors
-        ]
-        return all(map(self._journal.follows, found))
+        return all(map(self._journal.follows, Anchor.read_all([*anchors], "enrolment.json")))
+
+    def shown(self, key: bytes) -> Anchor:
+        """The ledger's head as a server may see it.
+
+        A line of the ledger may hold what is hidden from the server (the number of records), so the
+        server sees a keyed hash of the head, from which nobody without the key learns anything.
+        """
+        return self._journal.anchor.keyed(key)
+
+    def strange(self, heads: object, key: bytes) -> list[Anchor]:
+        """Those heads, as servers see and send them, that this ledger never had and that no
+        recovery has accounted for."""
+        unknown = self._journal.unknown(heads, key, "heads")
+        return [head for head in unknown if head not in self._accounted] if unknown else []
 
     @property
     def total(self) -> int:
         """Participations of all runs together, recoveries included; it never falls."""
-        used = sum(booking.participations for booking in self.runs.values())
+        used = sum(entry.participations for entry in self.runs.values())
         return used + sum(lost.participations for lost in self.lost)
 
     def place(self, run: str) -> int:
-        """How many runs were booked before this one and are still booked."""
-        booked = [name for name, booking in self.runs.items() if not booking.released]
-        return booked.index(run)
+        """How many runs were reserved before this one and are still reserved."""
+        reserved = [name for name, entry in self.runs.items() if not entry.released]
+        return reserved.index(run)
 
-    def left(self, policy: Policy, without: str = "") -> RemainingBudget:
-        """What the policy still allows, all runs but ``without`` being booked."""
-        booked = [b for b in self.runs.values() if not b.released and b.run != without]
-        epsilon = policy.epsilon - sum(b.grant.epsilon or 0.0 for b in booked)
-        delta = policy.delta - sum(b.grant.delta for b in booked)
+    def left(self, policy: Policy, *without: str) -> RemainingBudget:
+        """What the policy still allows, all runs but those ``without`` being reserved."""
+        reserved = [b for b in self.runs.values() if not b.released and b.run not in without]
+        epsilon = policy.epsilon - sum(b.grant.epsilon or 0.0 for b in reserved)
+        delta = policy.delta - sum(b.grant.delta for b in reserved)
         epsilon -= sum(lost.epsilon for lost in self.lost)
         delta -= sum(lost.delta for lost in self.lost)
         return RemainingBudget(
             max(0.0, epsilon),
             max(0.0, delta),
-            policy.max_runs - len(booked),
-            self._alone(policy, booked),
+            policy.max_runs - len(reserved),
+            self._alone(policy, reserved),
         )
 
-    def _alone(self, policy: Policy, booked: list[GrantedRun]) -> float:
+    def _alone(self, policy: Policy, reserved: list[GrantedRun]) -> float:
         """What is left of ε towards the server and all other sites. A run without secure sums
         costs as much towards them as towards the server."""
         if policy.secure is None:
             return 0.0
-        grants = [booking.grant for booking in booked]
+        grants = [entry.grant for entry in reserved]
         spent = sum(g.epsilon_alone or g.epsilon or 0.0 for g in grants)
-        return max(
-            0.0, policy.secure.epsilon_alone - spent - sum(lost.epsilon for lost in self.lost)
-        )
+        spent += sum(lost.epsilon_alone or lost.epsilon for lost in self.lost)
+        return max(0.0, policy.secure.epsilon_alone - spent)
 
-    def book(self, run: str, plan: str, granted: SiteGrant, account: dict[str, Any]) -> None:
-        """Book a grant, before the site says yes."""
+    def reserve(self, run: str, plan: str, granted: SiteGrant, account: dict[str, Any]) -> None:
+        """Reserve a grant, before the site says yes."""
         if not math.isfinite(granted.epsilon or 0.0):
             raise Refused("policy-epsilon", "the grant's epsilon is infinite")
         line = {"event": "grant", "run": run, "plan": plan, "account": account}
@@ -162,14 +174,19 @@ class SiteLedger:
         elif self.runs[run].fixed != fixed:
             raise Refused("roster-changed", f"the run {run} began with another roster")
 
-    def release_unbegun(self, besides: str) -> bool:
-        """Take back grants of runs that never began; says whether there were any."""
-        idle = [
-            b.run for b in self.runs.values() if not b.began and not b.released and b.run != besides
+    def unused(self, besides: str) -> list[str]:
+        """The runs, oldest first, that were granted and in which the site never took part: nothing
+        was computed for them, so their grants can be taken back."""
+        return [
+            b.run
+            for b in self.runs.values()
+            if not b.participations and not b.released and b.run != besides
         ]
-        for run in idle:
+
+    def release(self, runs: Iterable[str]) -> None:
+        """Take back the grants of these runs."""
+        for run in runs:
             self._append({"event": "release", "run": run})
-        return bool(idle)
 
     def participate(self, run: str, round: int, attempt: int = 0) -> int:
         """Count one more participation; it is on disk when this returns. Gives the run's count.
@@ -178,11 +195,16 @@ class SiteLedger:
         self._append(line | ({"attempt": attempt} if attempt else {}))
         return self.runs[run].participations
 
-    def recover(self, runs: Iterable[str], lost: RecoveryEntry) -> None:
-        """Book the whole rest of these runs' grants as spent, and ``lost`` besides."""
+    def recover(
+        self, runs: Iterable[str], lost: RecoveryEntry, heads: Iterable[Anchor] = ()
+    ) -> None:
+        """Count the whole rest of these runs' grants as spent, and ``lost`` besides. ``heads`` are
+        those of ledgers whose participations are accounted for by this."""
         rest = {run: self.runs[run].remaining for run in runs if self.runs[run].remaining}
-        spent = {"participations": lost.participations, "epsilon": lost.epsilon}
-        self._append({"event": "recover", "rest": rest, "lost": spent | {"delta": lost.delta}})
+        spent = {k: v for k, v in vars(lost).items() if k != "time" and v is not None}
+        line = {"event": "recover", "rest": rest, "lost": spent}
+        known = [dict(vars(head)) for head in heads]
+        self._append(line | ({"heads": known} if known else {}))
 
     def _append(self, line: dict[str, Any]) -> None:
         time = _now()
@@ -202,10 +224,11 @@ class SiteLedger:
         if event == "site":
             self._site = str(line["site"])
         elif event == "grant":
-            booked = GrantedRun(
+            reserved = GrantedRun(
                 line["run"], line["plan"], SiteGrant(**line["grant"]), line["account"]
             )
-            self.runs[line["run"]] = booked
+            before = self.runs.pop(line["run"], reserved)  # its grant may have been taken back
+            self.runs[line["run"]] = replace(reserved, began=before.began, fixed=before.fixed)
         elif event == "begin":
             self._change(line["run"], began=True, fixed=line["fixed"])
         elif event == "release":
@@ -216,6 +239,7 @@ class SiteLedger:
             for run, rest in line["rest"].items():
                 self._change(run, participations=self.runs[run].participations + int(rest))
             self.lost.append(RecoveryEntry(**line["lost"], time=line["time"]))
+            self._accounted += Anchor.read_all(line.get("heads", ()), "a recovery")
         else:
             raise ValueError(f"unknown event {event!r}")
 

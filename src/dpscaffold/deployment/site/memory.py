@@ -17,8 +17,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,8 @@ from dpscaffold.runs.journal import Anchor
 
 #: Of a state folder.
 FORMAT = 1
+#: So often a server may set the slots of a site in one run.
+MOST_RESTORES = 1000
 
 
 @dataclass(frozen=True)
@@ -83,10 +87,12 @@ class PendingUpload:
 @dataclass(frozen=True)
 class AcknowledgedSlots:
     """The slots that the server knows of, and the id of the upload that brought them; the empty id
-    is the start, where all slots are zero."""
+    is the start, where all slots are zero. ``restores`` are the nonces of the messages that set the
+    slots: none of them may do so again."""
 
     upload: str
     slots: Vectors
+    restores: tuple[str, ...] = ()
 
 
 class RunMemory:
@@ -134,7 +140,9 @@ class RunMemory:
         box = self._read("memory.box")
         if box is None:
             return AcknowledgedSlots("", {})
-        return AcknowledgedSlots(str(box.header["upload"]), box.vectors)
+        restores = box.header.get("restores", [])
+        known = tuple(map(str, restores)) if isinstance(restores, list) else ()
+        return AcknowledgedSlots(str(box.header["upload"]), box.vectors, known)
 
     def pending(self) -> PendingUpload | None:
         """The upload that waits for its acknowledgement."""
@@ -182,27 +190,39 @@ class RunMemory:
         return self.folder / "pending.box"
 
     def settle(
-        self, acknowledged: str, restore: Vectors | None, pending: PendingUpload | None
+        self,
+        acknowledged: str,
+        restore: Vectors | None,
+        pending: PendingUpload | None,
+        nonce: str = "",
     ) -> AcknowledgedSlots:
         """Bring memory to where the server says it is; ``pending`` is what :meth:`pending` gave.
 
         An acknowledged pending upload becomes the memory; the acknowledgement already in memory
         leaves it; anything else is ``state-mismatch``, unless the server sends the slots along. It
-        cannot send private ones: those stay as they were.
+        cannot send private ones: those stay as they were. ``nonce`` is that of the message, which
+        may set slots once: whoever carries messages could send it again later.
         """
         memory = self.acknowledged()
         if pending is not None and pending.upload == acknowledged:
-            memory = AcknowledgedSlots(acknowledged, pending.slots)
-            self._write("memory.box", {"upload": acknowledged}, memory.slots)
+            memory = AcknowledgedSlots(acknowledged, pending.slots, memory.restores)
+            self._write_memory(memory)
             # Not synced: if it comes back after a crash, it is settled again to the same slots.
             self._pending.unlink()
         elif memory.upload != acknowledged:
             if restore is None:
                 raise Refused("state-mismatch", f"{acknowledged!r:.50} is not known here")
-            memory = AcknowledgedSlots(acknowledged, {**memory.slots, **restore})
-            self._write("memory.box", {"upload": acknowledged}, memory.slots)
+            if nonce in memory.restores or len(memory.restores) >= MOST_RESTORES:
+                raise Refused("state-mismatch", "this message has set the slots before")
+            restores = (*memory.restores, nonce)
+            memory = AcknowledgedSlots(acknowledged, {**memory.slots, **restore}, restores)
+            self._write_memory(memory)
             self.drop_pending()
         return memory
+
+    def _write_memory(self, memory: AcknowledgedSlots) -> None:
+        head: dict[str, Json] = {"upload": memory.upload, "restores": list(memory.restores)}
+        self._write("memory.box", head, memory.slots)
 
     def drop_pending(self) -> None:
         """Forget the pending upload: it is in memory now, or nobody will have it."""
@@ -210,7 +230,9 @@ class RunMemory:
         sync_folder(self.folder)
 
     def forget(self) -> None:
-        """Give the run up: its ledger is gone, so nothing more is answered in it."""
+        """Give the run up: its grant or its ledger is gone, so nothing more is answered in it."""
+        if not self.folder.is_dir():
+            return
         for path in self.folder.iterdir():
             path.unlink()
         sync_folder(self.folder)
@@ -299,6 +321,18 @@ class StateFolder:
     def ledger(self) -> Path:
         """Where the ledger is."""
         return self.path / "ledger.jsonl"
+
+    @cached_property
+    def head_key(self) -> bytes:
+        """The key of the hashes that servers see of the ledger's head. It stays with the ledger, so
+        that copies of the folder show the same for what they have in common."""
+        path = self.path / "head.key"
+        if not path.exists():
+            write_whole(path, secrets.token_bytes(32))
+        key = path.read_bytes()
+        if len(key) != 32:
+            raise Refused("state-damaged", f"{path} has {len(key)} bytes")
+        return key
 
     def run(self, run: str) -> RunMemory:
         """One run's memory. Ids are hexadecimal; whatever else is asked for has no folder."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from dpscaffold.deployment.protocol.messages import Refused
 from dpscaffold.deployment.site.file import Terms, read_site_file
 from dpscaffold.deployment.site.ledger import GrantedRun, SiteLedger
 from dpscaffold.deployment.site.memory import StateFolder
+from dpscaffold.deployment.site.model import finished_run
 from dpscaffold.deployment.site.recovery import recover
 from dpscaffold.deployment.site.secure import sums_of
 from dpscaffold.deployment.site.work import opener
@@ -34,15 +34,15 @@ def ledger_of(path: Path) -> dict[str, Any]:
     except Refused as no:
         raise BadInput("ledger-damaged", f"the ledger cannot be read: {no.detail}") from no
     left = ledger.left(file.policy)
-    runs = [_run_line(booking) for booking in ledger.runs.values() if not booking.released]
+    runs = [_run_line(entry) for entry in ledger.runs.values() if not entry.released]
     protected = [run["epsilon_granted"] for run in runs]
     return {
         "site": file.name,
         "runs": runs,
         "recovered": [vars(lost) for lost in ledger.lost],
         "participations": ledger.total,
-        "epsilon_booked": file.policy.epsilon - left.epsilon,
-        "delta_booked": file.policy.delta - left.delta,
+        "epsilon_reserved": file.policy.epsilon - left.epsilon,
+        "delta_reserved": file.policy.delta - left.delta,
         "epsilon_left": left.epsilon,
         "delta_left": left.delta,
         "runs_left": max(0, left.runs),
@@ -53,37 +53,38 @@ def ledger_of(path: Path) -> dict[str, Any]:
     }
 
 
-def _run_line(booking: GrantedRun) -> dict[str, Any]:
-    account = booking.account
+def _run_line(entry: GrantedRun) -> dict[str, Any]:
+    account = entry.account
     line: dict[str, Any] = {
-        "run": booking.run,
-        "began": booking.began,
-        "granted": booking.grant.participations,
-        "participations": booking.participations,
-        "left": booking.remaining,
-        "epsilon_granted": booking.grant.epsilon,
+        "run": entry.run,
+        "began": entry.began,
+        "granted": entry.grant.participations,
+        "participations": entry.participations,
+        "left": entry.remaining,
+        "epsilon_granted": entry.grant.epsilon,
         "epsilon_spent": None,
-        "delta": booking.grant.delta,
+        "delta": entry.grant.delta,
         "neighbours": "no privacy",
-        "first": booking.first_time,
-        "last": booking.last_time,
+        "first": entry.first_time,
+        "last": entry.last_time,
     }
-    if booking.grant.epsilon is not None:
+    if entry.grant.epsilon is not None:
         terms = Terms(
             **account["terms"],
-            mechanism=Gaussian(**account["mechanism"]),
-            sums=sums_of(booking),
+            mechanism=Gaussian.from_json(account["mechanism"]),
+            sums=sums_of(entry),
         )
-        facts = (account["records"], account["batch"], booking.grant.delta, account["declared"])
+        facts = (account["records"], account["batch"], entry.grant.delta, account["declared"])
         run = terms.run(*facts)
-        line["epsilon_spent"] = spent(run, booking.participations, run.groups[0])
+        line["epsilon_spent"] = spent(run, entry.participations, run.groups[0])
         line["neighbours"] = run.neighbours
+        line["query"] = run.query
         if terms.sums is not None:
             alone = terms.run_alone(*facts)
             line["colluders"] = terms.sums.colluders
-            line["voids"] = booking.voids
-            line["epsilon_alone_granted"] = booking.grant.epsilon_alone
-            line["epsilon_alone_spent"] = spent(alone, booking.participations, alone.groups[0])
+            line["voids"] = entry.voids
+            line["epsilon_alone_granted"] = entry.grant.epsilon_alone
+            line["epsilon_alone_spent"] = spent(alone, entry.participations, alone.groups[0])
     return line
 
 
@@ -95,6 +96,7 @@ def ledger_lines(said: dict[str, Any]) -> list[str]:
         if run["epsilon_granted"] is not None:
             spent, granted = round_up(run["epsilon_spent"]), round_up(run["epsilon_granted"])
             cost = f"ε spent {spent} of {granted} at δ = {run['delta']:.3g} ({run['neighbours']})"
+            cost += " for bounded sums" if run["query"] == "sums" else ""
             if "colluders" in run:
                 cost += (
                     f" towards the server and {run['colluders']} sites through secure sums, "
@@ -112,14 +114,14 @@ def ledger_lines(said: dict[str, Any]) -> list[str]:
         )
     left = math.floor(said["epsilon_left"] * 1000) / 1000  # never more than there is
     lines.append(
-        f"in total: ε {round_up(said['epsilon_booked'])} reserved, {left} left; "
+        f"in total: ε {round_up(said['epsilon_reserved'])} reserved, {left} left; "
         f"{said['runs_left']} more runs; {said['promise']}"
     )
     return lines
 
 
 def recover_site(path: Path) -> list[str]:
-    """Book what cannot be accounted for; the site's process must not run."""
+    """Count what cannot be accounted for as spent; the site's process must not run."""
     file = read_site_file(path)
     state = StateFolder(file.state, file.name)
     try:
@@ -151,24 +153,7 @@ def status_of(path: Path) -> dict[str, Any]:
 def evaluate_site(path: Path, run: str | None) -> dict[str, Any]:
     """The final model on this site's own records: for its own eyes."""
     file = read_site_file(path)
-    finished = [
-        folder
-        for folder in sorted((file.state / "runs").glob("*/model.box"), key=os.path.getmtime)
-        if run is None or folder.parent.name == run
-    ]
-    if not finished and run is not None:
-        raise BadInput(
-            "no-finished-run",
-            f"--run is {run!r}, and no run of that id is over here; leave it out for the latest",
-        )
-    if not finished:
-        raise BadInput(
-            "no-finished-run",
-            "no run that is over is known here; a model arrives at the end of a run",
-        )
-    from dpscaffold.deployment.site.memory import RunMemory
-
-    memory = RunMemory(finished[-1].parent)
+    memory = finished_run(file.state, run)
     try:
         known, model = memory.enrolment(), memory.model()
         if known is None or model is None:
@@ -177,9 +162,9 @@ def evaluate_site(path: Path, run: str | None) -> dict[str, Any]:
         work = open_work(known.offer, file.policy)
     except Refused as no:
         raise BadInput(no.code, f"the run cannot be evaluated: {no}") from no
-    params = torch.from_numpy(model.vectors["params"].copy())
-    features = work.task.prepare(work.held.features[work.held.used])
-    scores, labels = work.task.scores(params, features), work.held.labels[work.held.used]
+    task, params = work.offer.build_task(), torch.from_numpy(model.vectors["params"].copy())
+    features = task.prepare(work.held.features[work.held.used])
+    scores, labels = task.scores(params, features), work.held.labels[work.held.used]
     if not len(labels):
         raise BadInput(
             "no-rows", "no record can be read, so there is nothing to evaluate; see site check"
@@ -187,7 +172,7 @@ def evaluate_site(path: Path, run: str | None) -> dict[str, Any]:
     said = {
         "run": known.run,
         "records": len(labels),
-        "loss": float(work.task.losses(params, features, labels).mean()),
+        "loss": float(task.losses(params, features, labels).mean()),
     }
     if work.offer.rows.classes and scores.shape[1] > 1:
         said["accuracy"] = float((scores.argmax(dim=1) == labels).float().mean())

@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 
 from dpscaffold.data.prepared import prepare
-from dpscaffold.data.tables.codec import CellProblem, read_cells
-from dpscaffold.data.tables.labels import read_labels
+from dpscaffold.data.tables.codec import CellProblem, read_cells, read_labels
 from dpscaffold.data.tables.missing import BLANKS, OTHERS, NaStrings
 from dpscaffold.deployment.protocol.agreement import SchemaSettings
 from dpscaffold.deployment.protocol.messages import Refused
@@ -52,6 +51,8 @@ class SiteRecords:
     labels: Tensor
     used: Tensor
     notes: tuple[Note, ...] = ()
+    #: The smallest and the largest number of each column.
+    ranges: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -66,7 +67,23 @@ class SiteRecords:
             torch.cat([self.labels, self.labels.new_zeros(lacking)]),
             torch.cat([self.used, self.used.new_zeros(lacking)]),
             self.notes,
+            self.ranges,
         )
+
+    def described(self, schema: SchemaSettings) -> list[str]:
+        """Label counts and ranges of the records that contribute, for the site's own people: wrong
+        codes show here. Nothing of it is sent or logged."""
+        labels = self.labels[self.used]
+        if not len(labels):
+            return ["no record can be read"]
+        if schema.classes:
+            names = schema.target.classes
+            counts = torch.bincount(labels.long(), minlength=len(names)).tolist()
+            said = ", ".join(f"{name} {n}" for name, n in zip(names, counts, strict=True))
+        else:
+            ends = schema.target.restored(torch.stack([labels.min(), labels.max()])).tolist()
+            said = f"{ends[0]:.4g} to {ends[1]:.4g}"
+        return [f"labels (shown to you alone): {said}", *self.ranges]
 
 
 def check_data_table(table: Mapping[str, Any], folder: Path) -> Path:
@@ -79,9 +96,9 @@ def check_data_table(table: Mapping[str, Any], folder: Path) -> Path:
     return path
 
 
-def _noted(data: SiteData, faults: UnusedRecords, fine: Sequence[str] = ()) -> tuple[Note, ...]:
+def _noted(data: SiteData, faults: UnusedRecords, filled: Sequence[Note] = ()) -> tuple[Note, ...]:
     wrong = faults.sentences(lines=data.source == "csv")
-    said = [*((one, False) for one in wrong), *((one, True) for one in fine)]
+    said = [*((one, False) for one in wrong), *filled]
     return tuple((f"{data.path}: {sentence}", good) for sentence, good in said)
 
 
@@ -96,7 +113,7 @@ def broken_lines(table: Mapping[str, Any], folder: Path) -> tuple[Note, ...]:
 def read_records(table: Mapping[str, Any], folder: Path, schema: SchemaSettings) -> SiteRecords:
     """The site's records as features and labels."""
     path, data = check_data_table(table, folder), site_data(table)
-    fine: list[str] = []
+    filled, ranges = list[Note](), list[str]()
     try:
         if isinstance(data, SiteArrays):
             rows, labels, faults = _from_npz(path, schema)
@@ -104,7 +121,7 @@ def read_records(table: Mapping[str, Any], folder: Path, schema: SchemaSettings)
             schema = _with_own_na_values(schema, data)
             found = _opened(path, data, schema)
             decimal = data.decimal if isinstance(data, SiteCsv) else "."
-            rows, labels, fine = _from_table(found, schema, decimal)
+            rows, labels, filled, ranges = _from_table(found, schema, decimal)
             faults = found.faults
         features = _prepared(rows, schema, faults)
     except BadInput as error:
@@ -115,14 +132,15 @@ def read_records(table: Mapping[str, Any], folder: Path, schema: SchemaSettings)
         torch.from_numpy(np.ascontiguousarray(features, np.float32)),
         torch.from_numpy(np.ascontiguousarray(labels, schema.target.dtype)),
         torch.from_numpy(used),
-        _noted(data, faults, fine),
+        _noted(data, faults, filled),
+        tuple(ranges),
     )
 
 
 def _prepared(rows: np.ndarray, schema: SchemaSettings, faults: UnusedRecords) -> np.ndarray:
     """Features (n, d) by the schema's public steps. A row of zeros goes with the others, so that
     steps which do not fit are refused however many records there are."""
-    steps = [step.build() for step in schema.prepare]
+    steps = schema.steps
     rows = np.where(faults.used(len(rows))[:, None], rows, 0).astype(np.float32)
     rows = np.concatenate([rows, np.zeros((1, rows.shape[1]), np.float32)])
     try:
@@ -132,9 +150,9 @@ def _prepared(rows: np.ndarray, schema: SchemaSettings, faults: UnusedRecords) -
         raise BadInput(
             "schema-mismatch", f"the schema's preparation does not fit: {error}"
         ) from error
-    if features.shape[1] != schema.features:
+    if features.shape[1] != schema.dimension:
         raise BadInput(
-            "wrong-column-count", f"{features.shape[1]} features instead of {schema.features}"
+            "wrong-column-count", f"{features.shape[1]} features instead of {schema.dimension}"
         )
     faults.add("a feature is too large", np.flatnonzero(~np.isfinite(features).all(1)))
     return features
@@ -227,9 +245,9 @@ def _read_parquet(path: Path, wanted: tuple[str, ...]) -> Columns:
 
 def _from_table(
     table: Columns, schema: SchemaSettings, decimal: str
-) -> tuple[np.ndarray, np.ndarray, list[str]]:
-    """Rows (n, width) and labels (n,) by the table codec, and what was filled. Records with a cell
-    that cannot be read are added to the table's unused ones."""
+) -> tuple[np.ndarray, np.ndarray, list[Note], list[str]]:
+    """Rows (n, width) and labels (n,) by the table codec, what was filled, and ranges. Records with
+    a cell that cannot be read are added to the table's unused ones."""
     columns = {name: column.combine_chunks() for name, column in table.columns.items()}
     coding, faults = schema.coding, table.faults
     reader = coding.reader(decimal)
@@ -241,12 +259,24 @@ def _from_table(
     cells = read_cells(coding, columns, unused, reader)
     labels = read_labels(schema.target, {schema.label: columns[schema.label]}, reader)
     faults.add(_no_label(schema, repr(schema.label)), np.flatnonzero(~labels.known))
-    return coding.layout.encode(cells), labels.values, _filled(cells, table, schema)
+    filled, ranges = _filled(cells, table, schema), _ranges(cells, table, schema)
+    return coding.layout.encode(cells), labels.values, filled, ranges
 
 
-def _filled(cells: np.ndarray, table: Columns, schema: SchemaSettings) -> list[str]:
-    """How often a missing number or an unknown category was read by the schema's rule."""
-    used, said = table.faults.used(table.records), []
+def _ranges(cells: np.ndarray, table: Columns, schema: SchemaSettings) -> list[str]:
+    """The smallest and the largest number of each column of numbers."""
+    said, used = [], table.faults.used(table.records)
+    for name, column in zip(schema.columns, cells.T, strict=True):
+        known = column[used & ~np.isnan(column)]
+        if name not in schema.categories and len(known):
+            said.append(f"{name} (shown to you alone): {known.min():.4g} to {known.max():.4g}")
+    return said
+
+
+def _filled(cells: np.ndarray, table: Columns, schema: SchemaSettings) -> list[Note]:
+    """How often a missing number or an unknown category was read by the schema's rule. Where that
+    is a whole column, the file is probably coded otherwise than the schema says."""
+    used, said = table.faults.used(table.records), list[Note]()
     for name, column in zip(schema.columns, cells.T, strict=True):
         if name in schema.categories:
             gone = ~(column >= 0)
@@ -255,5 +285,6 @@ def _filled(cells: np.ndarray, table: Columns, schema: SchemaSettings) -> list[s
             gone, rule = np.isnan(column), f"missing, and read as {schema.missing:g}"
         count = int((gone & used).sum())
         if count:
-            said.append(f"{count} of {int(used.sum())} values of {name!r} are {rule}")
+            sentence = f"{count} of {int(used.sum())} values of {name!r} are {rule}"
+            said.append((sentence, name in schema.absent or count < int(used.sum())))
     return said

@@ -8,7 +8,7 @@ that the site was given.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -52,13 +52,13 @@ def named_members(work: SiteWork, sizes: Mapping[str, int] | None) -> Members | 
     """The members of a plan that is only checked, without their keys; None without secure sums."""
     if not work.secure or sizes is None:
         return None
-    known = () if work.told is None else tuple(sizes.values())
+    known = () if work.public_records is None else tuple(sizes.values())
     return Members(tuple(sizes), known, {})
 
 
-def sums_of(booking: GrantedRun) -> SumTerms | None:
+def sums_of(entry: GrantedRun) -> SumTerms | None:
     """The secure sums that a run was granted for."""
-    granted = booking.account.get("sums")
+    granted = entry.account.get("sums")
     return None if granted is None else SumTerms(**granted)
 
 
@@ -98,18 +98,18 @@ def check_list(attempt: Attempt, name: str, drawn: tuple[str, ...], least: int) 
         raise Refused("bad-list", f"{len(names)} members, at least {least}")
 
 
-def check_attempt(attempt: Attempt, round: int, booking: GrantedRun, voids: int) -> None:
+def check_attempt(attempt: Attempt, round: int, entry: GrantedRun, voids: int) -> None:
     """Refuse a second value under one label, and more repetitions than the site accepts.
 
     The ledger decides: it has a line for every attempt that was ever begun, whether or not its
     upload was stored. Rounds never go back (``stale-round``).
     """
-    if round != booking.last_round:
+    if round != entry.last_round:
         return
-    if attempt.number <= booking.last_attempt:
-        raise Refused("attempt-used", f"{attempt.number}, after {booking.last_attempt}")
-    if booking.voids >= voids:
-        raise Refused("voids-spent", f"{booking.voids} of {voids}")
+    if attempt.number <= entry.last_attempt:
+        raise Refused("attempt-used", f"{attempt.number}, after {entry.last_attempt}")
+    if entry.voids >= voids:
+        raise Refused("voids-spent", f"{entry.voids} of {voids}")
 
 
 @dataclass
@@ -120,23 +120,39 @@ class KeyRing:
     session: Session
     members: Members
     key: EpochKey = field(default_factory=EpochKey.fresh)
+    #: The last list of keys that was verified, and the secrets with its members.
+    _last: tuple[tuple[SignedKey, ...], dict[str, bytes]] | None = field(default=None, repr=False)
 
     def announced(self, signer: Ed25519PrivateKey) -> SignedKey:
         """This site's public key, signed."""
         return announce(self.session, self.name, self.key, signer)
 
     def mask(
-        self, attempt: Attempt, round: int, model: bytes, count: int, bits: Bits
+        self,
+        attempt: Attempt,
+        round: int,
+        model: bytes,
+        count: int,
+        bits: Bits,
+        among: Container[str] | None = None,
     ) -> np.ndarray:
         """What this site adds to its integers in an attempt. ``model`` is the digest of what the
-        server sent."""
+        server sent. ``among`` gives the part that is shared with these members: what they know."""
         epochs = {key.name: key.epoch for key in attempt.keys}
         pairs = self.pairs(attempt)
+        if among is not None:
+            pairs = {name: pair for name, pair in pairs.items() if name in among}
         agreed = agreement_digest(epochs, model)
         return mask(pairs, self.name, round, attempt.number, agreed, count, bits)
 
     def pairs(self, attempt: Attempt) -> dict[str, bytes]:
-        """The secrets with the other members of a list; refuses keys that must not be used."""
+        """The secrets with the other members of a list; refuses keys that must not be used. The
+        same keys as the last time are not verified again."""
+        if self._last is None or self._last[0] != attempt.keys:
+            self._last = attempt.keys, self._verified_pairs(attempt)
+        return self._last[1]
+
+    def _verified_pairs(self, attempt: Attempt) -> dict[str, bytes]:
         own = [key for key in attempt.keys if key.name == self.name]
         if not own or (own[0].epoch, own[0].key) != (self.key.epoch, self.key.public):
             raise Refused("stale-key")
@@ -157,8 +173,8 @@ def described_members(file: SiteFile, public: str, offered: Iterable[Members]) -
     for name, confirmed in sorted(known.items()):
         if name != file.name:
             yield f"confirmed member {name}: fingerprint {confirmed}", True
-    told = {name: key for members in offered for name, key in members.publics.items()}
-    for name, key in sorted(told.items()):
+    announced = {name: key for members in offered for name, key in members.publics.items()}
+    for name, key in sorted(announced.items()):
         shown = fingerprint(key)
         if name == file.name or known.get(name) == shown:
             continue

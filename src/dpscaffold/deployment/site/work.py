@@ -18,7 +18,7 @@ from dpscaffold.deployment.protocol.enrolment import EnrolledRun
 from dpscaffold.deployment.protocol.messages import Refused, Vectors
 from dpscaffold.deployment.protocol.shapes import broadcast_lengths, slot_lengths
 from dpscaffold.deployment.protocol.sums import Members
-from dpscaffold.deployment.server.agreed import setting_of
+from dpscaffold.deployment.server.agreed import setting_of, trial_of
 from dpscaffold.deployment.site.file import Policy, SiteFile, SumTerms, Terms
 from dpscaffold.deployment.site.reading import SiteRecords, read_records
 from dpscaffold.engines.participation.drawing import Row
@@ -48,8 +48,13 @@ class OfferedWork:
     declared: bool
     device: torch.device
 
+    @cached_property
+    def final_parameters(self) -> int:
+        """The number of parameters of the model that arrives at the end."""
+        return self.offer.build_task().parameters
+
     @property
-    def told(self) -> int | None:
+    def public_records(self) -> int | None:
         """R_i as the server may know it: not at all where a user's whole data are protected."""
         return None if hides_sizes(self.offer) else self.records
 
@@ -61,7 +66,7 @@ class OfferedWork:
     @cached_property
     def mechanism(self) -> Gaussian | None:
         """The noised query."""
-        return self.offer.privacy.build() if self.offer.privacy else None
+        return self.offer.privacy
 
     @cached_property
     def batch(self) -> int:
@@ -90,12 +95,12 @@ class OfferedWork:
             raise Refused("policy-secure", str(error)) from error
 
     def integers(
-        self, round: int, name: str, told: Vectors, members: Members, count: int
+        self, round: int, name: str, received: Vectors, members: Members, count: int
     ) -> np.ndarray:
         """One participation in a secure sum of ``count`` members."""
         setting = self._sum_setting(members)
         row = self._row(round, members.names.index(name), setting.privacy_in(count))
-        broadcast = Broadcast(round, self._stack(told["params"]), {})
+        broadcast = Broadcast(round, self._stack(received["params"]), {})
         upload, _ = secure_upload(
             self.task, [replace(row, sums=setting.sums)], self._records, broadcast
         )
@@ -148,11 +153,11 @@ class OfferedWork:
         return LocalRecords(features, squares, labels, [0], weight=weight)
 
     def participate(
-        self, round: int, user: int, told: Vectors, slots: Vectors
+        self, round: int, user: int, received: Vectors, slots: Vectors
     ) -> tuple[Vectors, Vectors]:
         """K local steps; in a secret run every call takes new keys from the operating system."""
-        shared = {k.removeprefix("shared."): v for k, v in told.items() if k != "params"}
-        broadcast = Broadcast(round, self._stack(told["params"]), self._stacks(shared))
+        shared = {k.removeprefix("shared."): v for k, v in received.items() if k != "params"}
+        broadcast = Broadcast(round, self._stack(received["params"]), self._stacks(shared))
         memory, records, phase = self._stacks(slots), self._records, self._phase(round)
         row = self._row(round, user, self.mechanism)
         upload, kept = participate(self.task, phase, [row], records, broadcast, memory)
@@ -205,6 +210,8 @@ def terms_of(work: OfferedWork) -> Terms:
         parameters=work.task.parameters,
         mechanism=work.mechanism,
         unproved=tuple(work.algorithm.unproved),
+        query="gradients" if work.algorithm.sums is None else "sums",
+        preparation=offer.fit is not None,
     )
 
 
@@ -218,7 +225,12 @@ def sum_terms(work: OfferedWork, name: str, members: Members, least: int) -> Sum
     """The numbers of a run's secure sums for one member that accepts no list shorter than
     ``least``."""
     setting = sum_setting(work.offer, members, work.declared)
-    sums, run, user = setting.sums, setting.mechanism, members.names.index(name)
+    return terms_of_sums(setting, members.names.index(name), least)
+
+
+def terms_of_sums(setting: Setting, user: int, least: int) -> SumTerms:
+    """The same for the user of this number in a setting."""
+    sums, run = setting.sums, setting.mechanism
     if sums is None or run is None or run.secure is None:
         raise BadInput("no-noise", "secure sums need privacy.noise")
     shortest = min(max(least, sums.least), sums.participants)
@@ -241,12 +253,12 @@ def opener(
     def open_work(raw: Mapping[str, Any], policy: Policy) -> OfferedWork:
         offer = accepted_names(raw, policy)
         task = build_task(offer, policy)
-        held = noted_size(read_records(file.data, folder, offer.rows), declared_size(file, offer))
+        held = noted_size(read_records(file.data, folder, offer.rows), file, offer)
         for sentence, _ in held.notes:
             log(sentence)
         held = held.padded(least_records(offer, file))
         size, declared = public_size(file, offer, held)
-        work = OfferedWork(offer, task, offer.algorithm.build(), held, size, declared, device)
+        work = OfferedWork(offer, task, offer.build_algorithm(), held, size, declared, device)
         try:
             _ = work.batch, work.plan.cohort_size(1_000_000)
         except BadInput as error:
@@ -263,18 +275,27 @@ def accepted_names(raw: Mapping[str, Any], policy: Policy) -> Offer:
         raise Refused("policy-algorithm", f"{names.algorithm!r:.80}")
     if names.task not in policy.tasks:
         raise Refused("policy-model", f"{names.task!r:.80}")
-    return read_offer(raw)
+    offer = read_offer(raw)
+    if offer.rows.unfitted is not None:
+        raise Refused("preparation", "a step is not fitted yet")
+    return offer
 
 
 def build_task(offer: Offer, policy: Policy) -> Task:
     """The task in the schema's shape, not larger than the policy allows."""
-    widest = max(offer.rows.features, offer.rows.classes, offer.task.hidden)
+    widest = max(offer.rows.features, offer.rows.dimension, offer.rows.classes, offer.task.hidden)
     if offer.task.kind != "module" and widest > policy.max_parameters:
         raise Refused("policy-model", f"{widest} is more than {policy.max_parameters} parameters")
     try:
-        return offer.build_task()
+        return summed_task(offer) if offer.build_algorithm().sums else offer.build_task()
     except BadInput as error:
         raise Refused("bad-offer", str(error)) from error
+
+
+def summed_task(offer: Offer) -> Task:
+    """The bounded sums of an offer. Refuses a plan that is not one round over all records: their
+    bound, and with it the noise, is made for that."""
+    return trial_of(offer.model_copy(update={"secure": None}), (1,)).task
 
 
 def hides_sizes(offer: Offer) -> bool:
@@ -286,41 +307,47 @@ def least_records(offer: Offer, file: SiteFile) -> int:
     """How many records there are at least, those that contribute nothing included.
 
     Where the number of records is hidden, even an empty table must answer like any other: with a
-    user as unit, batches have at least one record; with a declared size, any number may be there.
+    user as unit, batches have at least one record. With a declared size, any number may be there if
+    neighbours add or remove a record; otherwise empty records fill the table up to that size, so
+    that a record that is absent is one that was replaced by an empty one.
     """
     if hides_sizes(offer):
         return math.ceil(1 / offer.plan.data_ratio)
-    return 1 if declared_size(file, offer) is not None else 0
+    if file.records is None:
+        return 0
+    return 1 if adds_or_removes(file, offer) else file.records
 
 
-def declared_size(file: SiteFile, offer: Offer) -> int | None:
-    """The size that ``site.toml`` declares, where the offer's neighbours make use of it."""
+def adds_or_removes(file: SiteFile, offer: Offer) -> bool:
+    """Whether neighbours add or remove a record, for which the site must declare its size."""
     privacy = offer.privacy
-    if privacy is None or privacy.unit == "user" or privacy.sampling == "fixed":
-        return None
-    return None if privacy.neighbours == "zero-out" else file.records
+    if file.records is None or privacy is None or hides_sizes(offer):
+        return False
+    return privacy.sampling == "poisson" and privacy.neighbours != "zero-out"
 
 
-def noted_size(held: SiteRecords, declared: int | None) -> SiteRecords:
+def noted_size(held: SiteRecords, file: SiteFile, offer: Offer) -> SiteRecords:
     """The records, with a note where there are more of them than were declared. All are used: if
     only some were, one record more or less would replace another, which declared sizes do not
     hide."""
+    declared = None if hides_sizes(offer) else file.records
     if declared is None or len(held) <= declared:
         return held
     note = (
         f"there are {len(held)} records, and site.toml declares records = {declared}; all of them "
-        f"are used, and batches are larger than planned: declare at least as many"
+        f"are used, but rates and batches are those of {declared}: declare at least as many"
     )
     return replace(held, notes=(*held.notes, (note, False)))
 
 
 def public_size(file: SiteFile, offer: Offer, held: SiteRecords) -> tuple[int, bool]:
-    """R_i, and whether it is declared. Neighbours that replace or empty a record share the number
-    of records; those that add or remove one need a number that ``site.toml`` declares. However many
-    records there are then, each is drawn with chance ⌊sR_i⌋/R_i."""
-    declared = declared_size(file, offer)
-    if declared is not None:
-        return declared, True
+    """R_i, and whether neighbours add or remove a record, for which R_i must be declared in
+    ``site.toml``. A declared size is the one that counts, whatever the offer says: the true number
+    stays here."""
+    if adds_or_removes(file, offer):
+        return file.records or 1, True
     if offer.privacy is not None and offer.privacy.neighbours == "add-remove":
         raise Refused("policy-sampling", "declare 'records' in site.toml for add-remove")
+    if file.records is not None and not hides_sizes(offer):
+        return file.records, False
     return len(held), False

@@ -9,9 +9,10 @@ memory: what is worth keeping is in run folders and at the sites.
 from __future__ import annotations
 
 import asyncio
+import functools
 import importlib
 import logging
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,41 +23,19 @@ from flwr.superlink.config_loader import SuperLinkLifespanConfig, load_control_a
 from flwr.superlink.main import create_app
 
 from dpscaffold.deployment.provision import check_certificate, is_loopback, read_secret
+from dpscaffold.deployment.transports.flower.gate import (
+    ConnectionLimits,
+    FleetOnly,
+    GuardedSocket,
+    Hurried,
+    OperatorOnly,
+)
+from dpscaffold.deployment.transports.flower.revoking import LiveRoster
 from dpscaffold.engines.machine import give_memory_back
 from dpscaffold.errors import BadInput
 
-_Scope = MutableMapping[str, Any]
-_Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-_Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-_App = Callable[[_Scope, _Receive, _Send], Awaitable[None]]
-
-
-class FleetOnly:
-    """Lets sites' requests through and answers everything else as if it were not there."""
-
-    def __init__(self, app: _App) -> None:
-        self.app = app
-
-    async def __call__(self, scope: _Scope, receive: _Receive, send: _Send) -> None:
-        """One request."""
-        if scope["type"] == "lifespan":
-            return
-        if scope["type"] == "http" and self._is_fleet(scope):
-            await self.app(scope, receive, send)
-        elif scope["type"] == "http":
-            start = {"type": "http.response.start", "status": 404}
-            await send(start | {"headers": [(b"content-length", b"0")]})
-            await send({"type": "http.response.body", "body": b""})
-        else:
-            await send({"type": "websocket.close", "code": 1000})
-
-    @staticmethod
-    def _is_fleet(scope: _Scope) -> bool:
-        """One plain segment after the prefix, exactly as it was sent: no dots, no escapes."""
-        path, raw = str(scope["path"]), scope.get("raw_path") or b""
-        rest = path.removeprefix("/v1/fleet/")
-        plain = rest.replace("-", "").isalnum() and rest.isascii()
-        return rest != path and plain and raw.partition(b"?")[0] == path.encode()
+#: Seconds within which a client must have agreed on TLS.
+HANDSHAKE = 10.0
 
 
 @dataclass(frozen=True)
@@ -129,21 +108,31 @@ def serve_link(listeners: Listeners, ready: Callable[[], None] = lambda: None) -
         "ssl_certfile": config.ssl_certfile,
     }
     host, port = listeners.inner
-    inner = uvicorn.Server(uvicorn.Config(app, host=host, port=port, **common))
-    host, port = listeners.public
-    gate: Any = FleetOnly(app)
-    outer = uvicorn.Server(uvicorn.Config(gate, host=host, port=port, lifespan="off", **common))
-    asyncio.run(_both(inner, outer, ready))
+    secret = config.superexec_auth_secret
+    assert secret is not None
+    within: Any = OperatorOnly(app, secret)
+    inner = uvicorn.Server(uvicorn.Config(within, host=host, port=port, **common))
+    sites = LiveRoster(listeners.folder)
+    gate: Any = FleetOnly(app, sites)
+    outer = uvicorn.Server(uvicorn.Config(gate, lifespan="off", http=Hurried, **common))
+    public = GuardedSocket.listening(*listeners.public, ConnectionLimits.of(len(sites.members())))
+    asyncio.run(_both(inner, outer, public, ready))
 
 
-async def _both(inner: uvicorn.Server, outer: uvicorn.Server, ready: Callable[[], None]) -> None:
+async def _both(
+    inner: uvicorn.Server, outer: uvicorn.Server, public: GuardedSocket, ready: Callable[[], None]
+) -> None:
     """The loopback side first (it starts the application), then the public one; both end
     together."""
     tasks = [asyncio.create_task(inner.serve())]
     while not inner.started and not tasks[0].done():
         await asyncio.sleep(0.02)
     if inner.started:
-        tasks.append(asyncio.create_task(outer.serve()))
+        loop: Any = asyncio.get_running_loop()  # uvicorn sets no limit for the TLS handshake
+        if outer.config.ssl_certfile:
+            limited = functools.partial(loop.create_server, ssl_handshake_timeout=HANDSHAKE)
+            loop.create_server = limited
+        tasks.append(asyncio.create_task(outer.serve(sockets=[public])))
         while not outer.started and not tasks[1].done():
             await asyncio.sleep(0.02)
         if outer.started:

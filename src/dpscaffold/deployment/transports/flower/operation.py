@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,18 +17,32 @@ import httpx
 import torch
 
 from dpscaffold.atomic import write_text
+from dpscaffold.deployment.observe.endpoint import TEXT, Page, serve_pages, start
+from dpscaffold.deployment.observe.logs import rotating_log
+from dpscaffold.deployment.observe.metrics import site_metrics, text_of
+from dpscaffold.deployment.observe.status import read_site_status
 from dpscaffold.deployment.protocol.messages import Refused, SignedMessage, public_of
 from dpscaffold.deployment.protocol.sums import Members
 from dpscaffold.deployment.provision import (
     check_certificate,
+    expiry_warnings,
     host_and_port,
     is_loopback,
+    open_to_others,
     read_node_key,
     read_signing_key,
 )
 from dpscaffold.deployment.server.config import load_served
 from dpscaffold.deployment.site.answer import Site
-from dpscaffold.deployment.site.file import Policy, SiteFile, check_terms, grant, read_site_file
+from dpscaffold.deployment.site.file import (
+    Policy,
+    SiteFile,
+    SiteGrant,
+    Terms,
+    check_terms,
+    grant,
+    read_site_file,
+)
 from dpscaffold.deployment.site.ledger import SiteLedger
 from dpscaffold.deployment.site.memory import RunMemory, StateFolder
 from dpscaffold.deployment.site.reading import broken_lines, check_data_table
@@ -45,11 +60,17 @@ from dpscaffold.engines.machine import give_memory_back, pick_device
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.showing import round_up
 
+#: What a site's operator does about a certificate that ends.
+RENEW = "ask the federation's operator for a notice, and run dpscaffold site renew"
 
-def start_site(path: Path, insecure: bool, echo: Callable[[str], None]) -> None:
+
+def start_site(
+    path: Path, insecure: bool, echo: Callable[[str], None], observe: str | None = None
+) -> None:
     """Answer messages until SIGTERM or SIGINT; the participation in progress is finished and
-    stored."""
+    stored. ``observe`` is the loopback address of ``/healthz`` and ``/metrics``."""
     file = read_site_file(path)
+    pages = None if observe is None else serve_pages("--observe", observe, _site_pages(path))
     check_proxy(file.server)
     if insecure and not is_loopback(host_and_port("server", file.server)[0]):
         raise BadInput("not-loopback", "--insecure is for loopback alone; leave it out")
@@ -61,6 +82,8 @@ def start_site(path: Path, insecure: bool, echo: Callable[[str], None]) -> None:
     give_memory_back()
     state = StateFolder(file.state, file.name)
     say = logger_of(file, echo)
+    for warning in () if insecure else expiry_warnings([file.ca], RENEW):
+        say(warning)
     SiteLedger(state.ledger, file.name)  # a damaged ledger is said now, not at the first message
     device = pick_device(file.device)
     site = Site(
@@ -78,11 +101,21 @@ def start_site(path: Path, insecure: bool, echo: Callable[[str], None]) -> None:
         signal.signal(number, lambda *_: stop.set())
     address = Address(file.server, None if insecure else file.ca.read_bytes())
     fleet = Fleet(address, node_key, file.state / "node_id")
+    if pages is not None:
+        start(pages)
     echo(f"the site {file.name} starts; its policy is in {path}")
     try:
         serve(fleet, _watched(site, state), stop, say)
     finally:
         state.close()
+
+
+def _site_pages(path: Path) -> dict[str, Page]:
+    """What a site answers to its administrators."""
+    return {
+        "/healthz": (TEXT, lambda: "ok\n"),
+        "/metrics": (TEXT, lambda: text_of(site_metrics(read_site_status(path)))),
+    }
 
 
 def _live_policy(path: Path, first: Policy, say: Callable[[str], None]) -> Callable[[], Policy]:
@@ -116,19 +149,20 @@ def _watched(site: Site, state: StateFolder) -> Callable[[SignedMessage], Signed
             "answered": counts["answered"],
             "refusals": site.refusals,
         }
-        write_text(state.path / "status.json", json.dumps(said) + "\n")
+        with suppress(OSError):  # a full disk must not end the process
+            write_text(state.path / "status.json", json.dumps(said) + "\n")
         return answer
 
     return answer
 
 
 def logger_of(file: SiteFile, echo: Callable[[str], None]) -> Callable[[str], None]:
-    """Sentences with their time, to the site's own log and to the terminal."""
+    """Sentences with time and level, to the site's own log and to the terminal."""
+
+    write = rotating_log(file.state / "site.log")
 
     def say(sentence: str) -> None:
-        line = f"{datetime.now(UTC).isoformat(timespec='seconds')} {sentence}"
-        with (file.state / "site.log").open("a", encoding="utf-8") as stream:
-            stream.write(line + "\n")
+        write(sentence)
         echo(sentence.splitlines()[-1] if sentence else "")
 
     return say
@@ -149,6 +183,9 @@ def check_site(path: Path, offer: Path | None, connect: bool) -> Iterator[tuple[
             yield f"{what} is there and readable by its owner", True
         except BadInput as error:
             yield str(error), False
+    yield from _modes_checked(path, file)
+    for warning in expiry_warnings([file.ca], RENEW):
+        yield warning, False
     yield from _members_checked(file)
     if offer is None:
         yield from _lines_checked(path, file)
@@ -156,6 +193,19 @@ def check_site(path: Path, offer: Path | None, connect: bool) -> Iterator[tuple[
         yield _connection(file)
     if offer is not None:
         yield from _judged(path, file, offer)
+
+
+def _modes_checked(path: Path, file: SiteFile) -> Iterator[tuple[str, bool]]:
+    """Files that other users of this machine can read or change, and should not."""
+    data = path.resolve().parent / str(file.data.get("path", ""))
+    for what, where, bits, remedy in (
+        ("the policy can be changed", path, 0o022, "go-w"),
+        ("the data can be read", data, 0o006, "o-rw"),
+        ("the data can be changed", data, 0o022, "go-w"),
+        ("the state folder can be entered", file.state, 0o077, "go-rwx"),
+    ):
+        if where.exists() and open_to_others(where, bits):
+            yield f"{what} by other users of this machine: chmod {remedy} {where}", False
 
 
 def _members_checked(file: SiteFile) -> Iterator[tuple[str, bool]]:
@@ -199,27 +249,33 @@ def _judged(path: Path, file: SiteFile, offer: Path) -> Iterator[tuple[str, bool
     """What this site would answer to a plan, and which records would say nothing; the ledger is
     read and not written."""
     served = load_served(offer)
-    raw = served.offer().to_dict()
     open_work = opener(file, path.resolve().parent, torch.device("cpu"), lambda sentence: None)
-    try:
-        work = open_work(raw, file.policy)
-        yield from work.held.notes
-        terms = summed(work, file.name, named_members(work, served.deploy.records), file.policy)
-        check_terms(file.policy, terms)
-        ledger = SiteLedger(file.state / "ledger.jsonl", file.name)
-        left = ledger.left(file.policy)
-        granted = grant(file.policy, terms, work.records, work.batch, left, work.declared)
-    except Refused as no:
-        yield f"{offer} would be refused: {no}", False
-        return
+    left = SiteLedger(file.state / "ledger.jsonl", file.name).left(file.policy)
+    for part in served.offer().parts:
+        what = f"{offer}" if part.fit is None else f"{offer}, which fits {part.fit.step} first,"
+        try:
+            work = open_work(part.to_dict(), file.policy)
+            if part.fit is None:
+                yield from work.held.notes
+                yield from ((said, True) for said in work.held.described(work.offer.rows))
+            terms = summed(work, file.name, named_members(work, served.deploy.records), file.policy)
+            check_terms(file.policy, terms)
+            granted = grant(file.policy, terms, work.records, work.batch, left, work.declared)
+        except Refused as no:
+            yield f"{what} would be refused: {no}", False
+            return
+        yield _accepted(what, terms, granted), True
+        left = left.without(granted)
+
+
+def _accepted(what: str, terms: Terms, granted: SiteGrant) -> str:
     cost = "no privacy" if granted.epsilon is None else f"epsilon {round_up(granted.epsilon)}"
     towards = "towards the server"
     if terms.sums is not None:
         towards += f" together with {terms.sums.colluders} of the other sites"
     if granted.epsilon_alone is not None:
         towards += f"; epsilon {round_up(granted.epsilon_alone)} if all other sites collude"
-    yield (
-        f"{offer} would be accepted: at most {granted.participations} participations, {cost} at "
-        f"delta {granted.delta:.3g}, {towards}",
-        True,
+    return (
+        f"{what} would be accepted: at most {granted.participations} participations, {cost} at "
+        f"delta {granted.delta:.3g}, {towards}"
     )

@@ -54,6 +54,7 @@ from flwr.superlink.grid import HttpGrid
 from dpscaffold.deployment.protocol.exchange import Accept, ExchangeStopped
 from dpscaffold.deployment.protocol.messages import SignedMessage, canonical
 from dpscaffold.deployment.provision import Member
+from dpscaffold.deployment.transports.flower.gate import ControlInterceptor
 from dpscaffold.deployment.transports.flower.wire import from_records, to_records
 from dpscaffold.errors import BadInput
 
@@ -254,7 +255,10 @@ def control_client(office: SuperLinkAddress) -> ControlHttpClient:
         office.address,
         office.ca is None,
         office.ca,
-        interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
+        interceptors=[
+            ControlInterceptor(office.secret),
+            RuntimeVersionHttpInterceptor(component_name="flwr CLI"),
+        ],
     )
 
 
@@ -294,13 +298,15 @@ class FlowerExchange:
     say: Callable[[str], None] = lambda sentence: None
     stop: Callable[[], bool] = lambda: False
     traffic: Traffic = field(default_factory=Traffic)
+    #: The sites whose connection was open when something was last sent.
+    reachable: frozenset[str] = frozenset()
     _grid: OpenRun | None = None
 
     def ask(
         self, questions: Mapping[str, SignedMessage], accept: Accept
     ) -> dict[str, SignedMessage]:
         """As :class:`~dpscaffold.deployment.protocol.exchange.Exchange`."""
-        begun, found, pause, told = time.monotonic(), dict[str, SignedMessage](), 0.2, False
+        begun, found, pause, reported = time.monotonic(), dict[str, SignedMessage](), 0.2, False
         while True:
             try:
                 if self._grid is None:
@@ -312,11 +318,11 @@ class FlowerExchange:
             except TROUBLE as error:
                 if not self.traffic.opened:
                     _refuse_for_good(error)
-                if not told:
+                if not reported:
                     self.say(f"the SuperLink is away ({type(error).__name__}); trying again")
                 if self._grid is not None:
                     self._grid.give_up()
-                told, self._grid = True, None
+                reported, self._grid = True, None
                 self._pause(pause)
                 pause = min(2 * pause, _LAST_PAUSE)
 
@@ -354,7 +360,7 @@ class FlowerExchange:
                 for name in sending:
                     due[name] = now + (self.resend if name in reached else 1.0)
             for name, signed in self._pull(grid, waiting):
-                if name in due and accept(name, signed):
+                if name in questions and accept(name, signed) and name in due:
                     found[name] = signed
                     del due[name]
             if due:
@@ -372,6 +378,7 @@ class FlowerExchange:
         """Send; note under which id each answer will come. Returns who could be reached."""
         online = grid.nodes()
         keys = {member.name: member.node_key.strip() for member in self.members}
+        self.reachable = frozenset(name for name, key in keys.items() if key in online)
         names = [name for name in names if keys.get(name) in online]
         messages = [
             Message(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from dpscaffold.deployment.protocol.enrolment import SignedExchange
 from dpscaffold.deployment.protocol.exchange import ExchangeStopped
 from dpscaffold.deployment.provision import (
     Member,
+    expiry_warnings,
     host_and_port,
     is_loopback,
     read_secret,
@@ -20,14 +22,17 @@ from dpscaffold.deployment.provision import (
 from dpscaffold.deployment.server.config import load_served
 from dpscaffold.deployment.server.run import Deployment, DeploymentResult
 from dpscaffold.deployment.transports.flower import check_proxy
+from dpscaffold.deployment.transports.flower.revoking import LiveRoster
 from dpscaffold.deployment.transports.flower.run import FlowerExchange, SuperLinkAddress
 from dpscaffold.engines.machine import stop_signals
 from dpscaffold.errors import BadInput
 from dpscaffold.runs.folder import RunFolder
 from dpscaffold.runs.history import HistoryRow
+from dpscaffold.runs.journal import Anchor
 from dpscaffold.runs.written import plain
 
 TOTALS = "totals.json"
+HEADS = "heads.json"
 
 
 def run_deployed(
@@ -45,6 +50,7 @@ def run_deployed(
     """One deployed run; returns how it ended. ``echo`` gets sentences, and whether they are
     asides (for standard error). ``carrier`` makes the exchange of the members, the deadline and the
     seconds between resends; by default it opens Flower runs of its own."""
+    os.umask(0o077)  # a run folder holds what the server knows of each site
     settings = load_served(config, overrides)
     if carrier is None:
         check_proxy(settings.deploy.address)
@@ -61,6 +67,9 @@ def run_deployed(
     def say(sentence: str) -> None:
         echo(sentence, as_json)
 
+    for warning in server_warnings(server, insecure):
+        say(warning)
+
     waits = (settings.deploy.deadline, settings.deploy.resend)
     exchange = (
         carrier(members, *waits) if carrier else FlowerExchange(office, members, *waits, say=say)
@@ -70,10 +79,16 @@ def run_deployed(
         read_signing_key(server / "coordinator.key"),
         {member.name: member.signing_key for member in members},
         totals=read_totals(server / TOTALS),
+        heads=read_heads(server / HEADS),
+        admitted=LiveRoster(server).members,
     )
 
-    def after(round: int, row: HistoryRow) -> None:
+    def keep_seen() -> None:
         keep_totals(server / TOTALS, post.totals)
+        keep_heads(server / HEADS, post.heads)
+
+    def after(round: int, row: HistoryRow) -> None:
+        keep_seen()
         seconds = row.metrics["round_seconds"] or 0.0
         say(f"round {round}: {row.metrics['arrived']} answered in {seconds:.2f} s")
 
@@ -85,9 +100,11 @@ def run_deployed(
         settings.budget(),
         settings.patience,
         scorer=settings.scorer(config.resolve().parent),
+        scorer_of=lambda rows: settings.scorer(config.resolve().parent, rows),
         say=say,
         observer=after,
         bytes_crossed=lambda: (exchange.traffic.bytes_out, exchange.traffic.bytes_in),
+        reachable=lambda: exchange.reachable,
         records=settings.deploy.records,
     )
     exchange.stop = lambda: bool(deployment.stop)
@@ -100,10 +117,16 @@ def run_deployed(
             echo(f"stopped by {deployment.stop[0]} before the first round ({where})", as_json)
             return "interrupted"
         finally:
-            keep_totals(server / TOTALS, post.totals)
+            keep_seen()
             exchange.close(completed)
     _report(served, out, as_json, echo)
     return served.ended
+
+
+def server_warnings(server: Path, insecure: bool) -> list[str]:
+    """What the server's operator should know about certificates that end soon."""
+    paths = [] if insecure else [server / "ca.crt", server / "server.crt"]
+    return expiry_warnings(paths, "run dpscaffold provision renew, and send sites the notice")
 
 
 def _members(server: Path, without: Sequence[str]) -> tuple[Member, ...]:
@@ -153,10 +176,30 @@ def read_totals(path: Path) -> dict[str, int]:
         raise BadInput("totals-damaged", f"{path} is damaged ({error}); restore it") from error
 
 
-def keep_totals(path: Path, told: Mapping[str, int]) -> None:
+def keep_totals(path: Path, seen: Mapping[str, int]) -> None:
     """Note counts that are larger than those received before. They only ever grow, over all
     runs: a site that restores an old state is found out."""
     known = read_totals(path)
-    merged = {name: max(known.get(name, 0), told.get(name, 0)) for name in {*known, *told}}
+    merged = {name: max(known.get(name, 0), seen.get(name, 0)) for name in {*known, *seen}}
     if merged != known:
         write_whole(path, json.dumps(merged).encode())
+
+
+def read_heads(path: Path) -> dict[str, tuple[Anchor, ...]]:
+    """The last heads of their ledgers that sites have shown to this server."""
+    if not path.exists():
+        return {}
+    try:
+        saved = json.loads(path.read_bytes()).items()
+        return {str(n): Anchor.read_all(heads, str(path)) for n, heads in saved}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise BadInput("totals-damaged", f"{path} is damaged ({error}); restore it") from error
+
+
+def keep_heads(path: Path, seen: Mapping[str, tuple[Anchor, ...]]) -> None:
+    """Note the last heads of these sites. They count over all runs: of two copies of a site only
+    one can take part in the next run."""
+    known = read_heads(path)
+    if {**known, **seen} != known:
+        saved = {n: [dict(vars(h)) for h in heads] for n, heads in {**known, **seen}.items()}
+        write_whole(path, json.dumps(saved).encode())

@@ -1,0 +1,372 @@
+"""Deployed rounds with and without secure sums, side by side, and random kills: real processes on
+loopback, with TLS and keys.
+
+    python benchmarks/secure_deployed.py --sites 8 --parameters 1000
+    python benchmarks/secure_deployed.py --sites 3 --parameters 1000000 --rounds 8
+    python benchmarks/secure_deployed.py --sites 30 --parameters 1000
+    python benchmarks/secure_deployed.py --kills 100 --sites 4
+
+The first three print seconds per round (median and least over ``--repeats`` runs of ``--rounds``
+rounds each, plain and secure in turn, without the first round of each) and the ratio of
+the medians.
+
+``--kills N`` trains a rehearsal while N processes (sites, the server, the SuperLink, at random from
+``--seed``) are killed with SIGKILL and started again. Every sum that the server opened is then
+compared with the simulator's sum over the same list of sites, bit for bit, and every site's ledger
+with the uploads that left it. The exit status is 0 only if all sums are equal and no ledger is
+below what left.
+
+Needs the extra ``flower``; ``PYTHONPATH=src`` is enough, no installed program is called.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from dpscaffold.deployment.transports import flower
+
+flower.require()
+
+from dpscaffold.deployment.protocol.messages import fingerprint, public_of  # noqa: E402
+from dpscaffold.deployment.provision import read_signing_key  # noqa: E402
+from dpscaffold.deployment.transports.flower.local import LocalFederation  # noqa: E402
+
+CLASSES, RECORDS = 10, 100
+POLICY = {
+    "epsilon": "1e6",
+    "delta": "1e-2",
+    "max_runs": "100",
+    "rehearsal": "true",
+    "max_participations": "100000",
+    "min_noise": "0.1",
+    "algorithms": '["fedavg"]',
+    "largest_value": "1e6",
+}
+#: Where a watched process notes what it sends, next to its other files.
+UPLOADS, SUMS = "uploads.txt", "sums.jsonl"
+
+Tables = dict[str, dict[str, Any]]
+
+
+# --- a federation
+
+
+def site_data(sites: int, parameters: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """As many features as give that many parameters."""
+    features, stream = max(1, parameters // CLASSES - 1), np.random.default_rng(0)
+    return {
+        f"s{k:02d}": (
+            stream.standard_normal((RECORDS, features)).astype(np.float32),
+            stream.integers(0, CLASSES, RECORDS),
+        )
+        for k in range(sites)
+    }
+
+
+def plan_tables(data: dict[str, tuple[np.ndarray, np.ndarray]], rounds: int) -> Tables:
+    """The plan of a server, one local step on every site."""
+    width = next(iter(data.values()))[0].shape[1]
+    return {
+        "schema": {"features": width, "classes": CLASSES},
+        "algorithm": {"name": "fedavg"},
+        "plan": {
+            "rounds": rounds,
+            "local_steps": 1,
+            "user_ratio": 1.0,
+            "data_ratio": 0.2,
+            "learning_rate": 0.1,
+            "evaluate_every": 1,
+        },
+        "privacy": {"clip": 1.0, "noise": 10.0},
+        "deploy": {"deadline": 600.0, "resend": 30.0, "records": dict.fromkeys(data, RECORDS)},
+    }
+
+
+def secure_table(sites: int, voids: int) -> dict[str, int]:
+    """Lists may lose up to half of the sites."""
+    return {"colluders": 1, "least": max(3, sites // 2), "voids": voids}
+
+
+def confirm(local: LocalFederation, voids: int) -> None:
+    """The people of all sites compare fingerprints."""
+    keys = {name: read_signing_key(local.folder / name / "site.key") for name in local.names}
+    prints = ", ".join(f'{n} = "{fingerprint(public_of(key))}"' for n, key in keys.items())
+    for name in local.names:
+        path = local.folder / name / "site.toml"
+        table = f"\n[secure]\nvoids = {voids}\nepsilon_alone = 1e6\n"
+        path.write_text(path.read_text() + table + f"members = {{ {prints} }}\n")
+
+
+# --- seconds per round
+
+
+def round_seconds(out: Path) -> list[float]:
+    """The seconds of every round but the first, which waits for processes to warm up."""
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [float(row["round_seconds"]) for row in rows][1:]
+
+
+def measure(folder: Path, sites: int, parameters: int, rounds: int, repeats: int) -> float:
+    """Print seconds per round, plain and secure in turn; returns the ratio of the medians."""
+    data = site_data(sites, parameters)
+    plain = plan_tables(data, rounds)
+    kinds = {"plain": plain, "secure": plain | {"secure": secure_table(sites, 20)}}
+    found: dict[str, list[float]] = {name: [] for name in kinds}
+    with LocalFederation(folder, data, POLICY) as local:
+        confirm(local, 20)
+        began = time.monotonic()
+        local.start()
+        print(f"{sites} sites online after {time.monotonic() - began:.1f} s", flush=True)
+        for turn in range(repeats):
+            for name, tables in kinds.items():
+                out = folder / f"{name}-{turn}"
+                if local.run(local.config(out.name, tables), out):
+                    raise SystemExit(local.log("server")[-2000:])
+                found[name] += round_seconds(out)
+    medians = {name: statistics.median(times) for name, times in found.items()}
+    ratio = medians["secure"] / medians["plain"]
+    for name, times in found.items():
+        print(f"{name:6}: median {medians[name]:.3f} s a round, least {min(times):.3f} s")
+    print(
+        f"{sites} sites x {parameters} parameters: secure / plain = {ratio:.2f} "
+        f"({len(found['plain'])} rounds each)",
+        flush=True,
+    )
+    return ratio
+
+
+# --- kills
+
+
+def kill_randomly(
+    local: LocalFederation, config: Path, out: Path, kills: int, seed: int
+) -> Counter:
+    """Kill a process after every new round, until ``kills`` were killed; then let the run end."""
+    stream, killed = np.random.default_rng(seed), Counter[str]()
+    local.start_server(config, out)
+    while sum(killed.values()) < kills:
+        _await_progress(local, config, out)
+        time.sleep(float(stream.uniform(0, 0.5)))
+        if local.processes["server"].poll() == 0:
+            break
+        name = str(stream.choice([*local.names, "server", "link"]))
+        local.kill(name)
+        killed[name if name in ("server", "link") else "site"] += 1
+        _start_again(local, name, config, out)
+        print(f"kill {sum(killed.values())}: {name}, after round {rounds_done(out)}", flush=True)
+    while local.processes["server"].wait() != 0:
+        _start_again(local, "server", config, out)
+    return killed
+
+
+def _start_again(local: LocalFederation, name: str, config: Path, out: Path) -> None:
+    if name == "server":
+        local.start_server(config, out, resume=out.exists())
+    elif name == "link":
+        local.start_link()
+    else:
+        local.start_site(name)
+
+
+def _await_progress(local: LocalFederation, config: Path, out: Path) -> None:
+    """Until another round is done. A server that gave up is started again."""
+    before = rounds_done(out)
+    while rounds_done(out) <= before:
+        ended = local.processes["server"].poll()
+        if ended == 0:
+            return
+        if ended is not None:
+            print(f"the server ended with status {ended}: {local.log('server')[-300:]}", flush=True)
+            _start_again(local, "server", config, out)
+        time.sleep(0.05)
+
+
+def rounds_done(out: Path) -> int:
+    """The last round whose checkpoint is on disk."""
+    try:
+        return int(json.loads((out / "status.json").read_text())["round"])
+    except (OSError, ValueError, KeyError):
+        return -1
+
+
+def torture(folder: Path, sites: int, parameters: int, rounds: int, kills: int, seed: int) -> bool:
+    """A rehearsal under kills, and whether its sums are exact and its ledgers complete."""
+    data = site_data(sites, parameters)
+    tables = plan_tables(data, rounds)
+    voids = 20 * kills + 100
+    tables["secure"] = secure_table(sites, voids)
+    tables["deploy"] |= {"rehearsal": True, "resend": 2.0, "patience": 100_000, "pause": 0.5}
+    out = folder / "run"
+    with LocalFederation(folder, data, POLICY, program=PROGRAM) as local:
+        confirm(local, voids)
+        local.start()
+        began = time.monotonic()
+        killed = kill_randomly(local, local.config("plan", tables), out, kills, seed)
+        seconds = time.monotonic() - began
+    print(f"killed {dict(killed)} in {seconds:.0f} s, {rounds_done(out)} rounds")
+    enough = sum(killed.values()) == kills
+    if not enough:
+        print(f"the run was over after {sum(killed.values())} kills; raise --rounds")
+    return sums_exact(out, data, tables) & ledgers_complete(folder, tuple(data)) & enough
+
+
+def sums_exact(out: Path, data: dict[str, tuple[np.ndarray, np.ndarray]], tables: Tables) -> bool:
+    """Whether each sum that the server opened is the simulator's over the same list."""
+    from dpscaffold.algorithms import fedavg
+    from dpscaffold.engines import Draw, Hardware, Simulator, State
+    from dpscaffold.engines.rounds import rounds
+    from dpscaffold.federation import Federation
+    from dpscaffold.runs.folder import RunFolder
+    from dpscaffold.setting import Secure, Setting
+    from dpscaffold.setting.gaussian import Gaussian
+    from dpscaffold.setting.plan import Plan
+    from dpscaffold.tasks import Logistic
+
+    parts = [(torch.from_numpy(x), torch.from_numpy(y)) for x, y in data.values()]
+    federation = Federation.from_arrays(parts, parts, classes=CLASSES)
+    setting = Setting(
+        federation.roster,
+        Logistic(federation.dimension, CLASSES),
+        fedavg(),
+        Plan(**tables["plan"]),
+        Gaussian(**tables["privacy"]),
+        secure=Secure(**tables["secure"]),
+    )
+    engine = Simulator([setting], [federation], Hardware(chunk=1))
+    state, drawn = State.initial(setting, torch.device("cpu")), np.arange(setting.users)
+    opened: dict[int, list[dict[str, Any]]] = {}
+    for line in (out.parent / SUMS).read_text().splitlines():
+        one = json.loads(line)
+        opened.setdefault(one["round"], []).append(one)
+    wrong = 0
+    for number in range(1, setting.plan.rounds + 1):
+        before = state
+        for one in opened[number]:  # the last one is in the checkpoint
+            chosen = Draw(drawn, np.array(one["users"]))
+            done = next(rounds(setting, engine, lambda _, draw=chosen: draw, before))
+            wrong += digest(done.gathered.mean.params) != one["digest"]
+            state = done.state
+    saved = RunFolder(out).load_checkpoint()
+    same = saved is not None and torch.equal(saved.state.params, state.params)
+    count, short = (
+        sum(map(len, opened.values())),
+        sum(len(one["users"]) < setting.users for all_of in opened.values() for one in all_of),
+    )
+    print(
+        f"{count} sums opened ({short} of fewer than all sites), {wrong} differ from the "
+        f"simulator's; the model {'equals' if same else 'DIFFERS FROM'} the simulator's"
+    )
+    return wrong == 0 and same
+
+
+def ledgers_complete(folder: Path, names: tuple[str, ...]) -> bool:
+    """Whether every ledger has at least as many participations as uploads left the site."""
+    fine = True
+    for name in names:
+        left = set((folder / name / UPLOADS).read_text().split())
+        lines = (folder / name / "state" / "ledger.jsonl").read_text().splitlines()
+        booked = sum(json.loads(line)["event"] == "participate" for line in lines)
+        fine &= booked >= len(left)
+        print(f"{name}: {len(left)} uploads left, the ledger has {booked}")
+    return fine
+
+
+# --- the same file as the watched command line
+
+
+PROGRAM = (sys.executable, str(Path(__file__).resolve()), "watched")
+
+
+def digest(vector: torch.Tensor) -> str:
+    """The SHA-256 of a vector's bytes."""
+    return hashlib.sha256(vector.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
+
+
+def note(path: Path, text: str) -> None:
+    """One line more, in one write, so that a kill leaves whole lines."""
+    place = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.write(place, text.encode() + b"\n")
+    os.close(place)
+
+
+def watch_site(folder: Path) -> None:
+    """Note the id of every upload before it leaves."""
+    from dpscaffold.deployment.transports.flower.node import Fleet
+
+    reply = Fleet.reply
+
+    def noted(self, asked, signed):
+        if signed.header.get("kind") == "task" and signed.header.get("status") == "yes":
+            note(folder / UPLOADS, str(signed.header["upload"]))
+        reply(self, asked, signed)
+
+    Fleet.reply = noted
+
+
+def watch_server() -> None:
+    """Note every sum that is opened, before it is used."""
+    from dpscaffold.deployment.server.secure import SecureSites
+
+    gather = SecureSites.gather
+
+    def noted(self, phase, broadcast, draw):
+        found = gather(self, phase, broadcast, draw)
+        line = {"round": broadcast.round, "users": list(found.arrived)}
+        line["digest"] = digest(found.mean.params)
+        note(self.folder.path.parent / SUMS, json.dumps(line))
+        return found
+
+    SecureSites.gather = noted
+
+
+def watched() -> None:
+    """The command line, with notes of what is sent and opened."""
+    from dpscaffold.cli import main as command
+
+    del sys.argv[1]
+    torch.set_num_threads(1)
+    if sys.argv[1:3] == ["site", "start"]:
+        watch_site(Path(sys.argv[3]).resolve().parent)
+    elif sys.argv[1:3] == ["server", "run"]:
+        watch_server()
+    command()
+
+
+def main() -> int:
+    """Measure, or kill."""
+    torch.set_num_threads(1)
+    given = argparse.ArgumentParser(description="Deployed rounds with and without secure sums.")
+    given.add_argument("--sites", type=int, default=8)
+    given.add_argument("--parameters", type=int, default=1000)
+    given.add_argument("--rounds", type=int, help="by default 20, and 5 for each kill")
+    given.add_argument("--repeats", type=int, default=2)
+    given.add_argument("--kills", type=int, default=0)
+    given.add_argument("--seed", type=int, default=0)
+    asked = given.parse_args()
+    with tempfile.TemporaryDirectory(prefix="dpscaffold-") as scratch:
+        size = (Path(scratch) / "federation", asked.sites, asked.parameters)
+        if asked.kills:
+            rounds = asked.rounds or 5 * asked.kills + 20
+            return 0 if torture(*size, rounds, asked.kills, asked.seed) else 1
+        measure(*size, asked.rounds or 20, asked.repeats)
+    return 0
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["watched"]:
+        watched()
+    else:
+        sys.exit(main())

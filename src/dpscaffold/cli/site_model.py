@@ -1,0 +1,129 @@
+"""Commands of ``dpscaffold site`` that use the model of a finished run. Nothing is sent."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dpscaffold.cli.site_runs import File
+from dpscaffold.cli.usage import refuse_given
+
+if TYPE_CHECKING:
+    from dpscaffold.models.model import Model
+
+Run = Annotated[str | None, typer.Option(help="Identifier of the run. Default: the latest.")]
+
+
+def predict(
+    file: Annotated[Path, typer.Argument(help="The file site.toml.")],
+    data: Annotated[
+        list[Path],
+        typer.Argument(help="Rows to predict: .csv or .parquet files, a folder or a pattern."),
+    ],
+    run: Run = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="File to write (.csv or .parquet), or a folder with one file per input file. "
+            "Default: print CSV."
+        ),
+    ] = None,
+    keep: Annotated[
+        str, typer.Option(help="Columns to copy to the output, separated by commas.")
+    ] = "",
+    probabilities: Annotated[
+        bool | None,
+        typer.Option(
+            "--probabilities/--no-probabilities",
+            help="Write a column probability_NAME per class. Default: yes if there are classes.",
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="With --out: print the number of predicted rows as JSON.")
+    ] = False,
+) -> None:
+    """Predict new rows with the model of a finished run."""
+    from dpscaffold.cli.predict import predict_with
+
+    predict_with(lambda: _model(file, run), data, out, keep, probabilities, as_json)
+
+
+def evaluate(
+    file: File = Path("site.toml"),
+    data: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            help="Labelled rows: .csv or .parquet files, a folder or a pattern. Default: this "
+            "site's records, as they are used in training."
+        ),
+    ] = None,
+    run: Run = None,
+    label: Annotated[
+        str | None, typer.Option(help="Column with the true label. Default: as in the plan.")
+    ] = None,
+    figure: Annotated[
+        Path | None,
+        typer.Option(
+            help="Figure of confusion matrix and calibration to write (.png, .svg or .pdf)."
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all metrics as JSON.")] = False,
+) -> None:
+    """Evaluate the model of a finished run on this site's records, or on other rows."""
+    from dpscaffold.cli.evaluate import show_evaluation
+
+    if not data:
+        why = "for the rows of a data file, and none is named; name one, or leave the option out"
+        refuse_given({"--label": label, "--figure": figure}, why)
+        _require()
+        from dpscaffold.deployment.site.operation import evaluate_site
+
+        own = evaluate_site(file, run)
+        lines = [f"{name}: {value}" for name, value in own.items()]
+        typer.echo(json.dumps(own, indent=2) if as_json else "\n".join(lines))
+        return
+    from dpscaffold.models.evaluate import evaluate_files
+
+    model = _model(file, run)
+    found = evaluate_files(model, data, label, None)
+    show_evaluation(model, found, found.whole, figure, as_json)
+
+
+def export(
+    file: File = Path("site.toml"),
+    to: Annotated[
+        str, typer.Option(help="Format: onnx, torch (.pt2) or safetensors (a folder).")
+    ] = "onnx",
+    run: Run = None,
+    out: Annotated[
+        Path | None, typer.Option(help="File or folder to write. Default: in the working folder.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print what was written as JSON.")
+    ] = False,
+) -> None:
+    """Write the model of a finished run, including its preprocessing, for other software."""
+    from dpscaffold.cli.export import export_with
+
+    export_with(lambda: _model(file, run), to, out, False, as_json)
+    typer.echo(
+        "the exported model has no privacy statement: the server's run folder has that of all "
+        "sites, and 'dpscaffold site ledger' has this site's ε",
+        err=True,
+    )
+
+
+def _model(file: Path, run: str | None) -> Model:
+    _require()
+    from dpscaffold.deployment.site.model import stored_model
+
+    return stored_model(file, run)
+
+
+def _require() -> None:
+    from dpscaffold.deployment.transports import flower
+
+    flower.require()

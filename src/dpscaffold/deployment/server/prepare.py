@@ -1,0 +1,67 @@
+"""Preparation that is fitted at the sites: one run of one round for each step, before the training.
+
+Such a run is like any other: sites judge its offer by their policy, record it in their ledgers
+before they compute, add their own noise, and with ``[secure]`` mask their sums. Its folder stands
+next to that of the training, so that a server which was killed takes it up again. What it fits goes
+into the offer of the training, as constants with their cost.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from torch import Tensor
+
+from dpscaffold.data.preparation import leading_components
+from dpscaffold.deployment.protocol.agreement import Offer, SchemaStep, fitting_cost
+from dpscaffold.setting import Setting
+from dpscaffold.tasks.moments import MomentSums
+
+
+def with_fitted(
+    offer: Offer, place: int, setting: Setting, params: Tensor, participations: Sequence[int]
+) -> Offer:
+    """The offer of the training with the step that a finished run has fitted.
+
+    Args:
+        offer: The offer of the training.
+        place: The place of the step.
+        setting: The run that fitted it.
+        params: The noised sums.
+        participations: How often each site took part in that run.
+    """
+    step = offer.rows.prepare[place]
+    cost = fitting_cost(offer.sums, offer.privacy, step, setting.users, max(1, *participations))
+    made = fitted_step(step, setting, params)
+    return offer.fitted(place, made.model_copy(update={"spent": cost}))
+
+
+def fitted_step(step: SchemaStep, setting: Setting, params: Tensor) -> SchemaStep:
+    """A fitted step with its constants, from the noised sums."""
+    task = setting.task
+    assert isinstance(task, MomentSums)
+    if task.kind == "gram":
+        basis = leading_components(task.matrix(params), step.components or 1)
+        text = base64.b64encode(np.ascontiguousarray(basis.T, "<f4").tobytes()).decode()
+        return SchemaStep(step="project", basis=text, components=step.components)
+    mean = task.mean(params)
+    if task.kind == "mean":
+        return SchemaStep(step="shift", mean=_plain(mean))
+    variance = task.squares(params) - mean**2
+    # A variance that the noise drowns is worth its noise level, which is public.
+    deviation = np.sqrt(np.maximum(variance, max((step.floor or 0.0) ** 2, _level(setting, task))))
+    return SchemaStep(step="shift", mean=_plain(mean), factor=_plain(1 / deviation))
+
+
+def _level(setting: Setting, task: MomentSums) -> float:
+    """The standard deviation of the noise on the mean of a square."""
+    assert setting.privacy is not None
+    each = 2 * task.bound * setting.privacy.noise
+    return task.square_noise(each * math.sqrt(setting.users) / float(setting.sizes.sum()))
+
+
+def _plain(values: np.ndarray) -> tuple[float, ...]:
+    return tuple(values.astype(np.float32).astype(float).tolist())
