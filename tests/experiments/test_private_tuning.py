@@ -397,6 +397,25 @@ def test_without_privacy_or_of_another_kind_there_is_nothing_to_choose_privately
         tune_privately(settings, table, CPU)
 
 
+def test_trials_with_secure_sums_say_what_holds_if_all_others_collude(tmp_path):
+    """Both ε are in the sentence and in the server's file, and not in the winner's."""
+    plan = TOY["plan"] | {"local_steps": 1, "user_ratio": 1.0}
+    tables = TOY | {"plan": plan, "secure": {"colluders": 1}, "tune": PRIVATE}
+    (tmp_path / "c.toml").write_text(toml(tables))
+    asked = ["tune", str(tmp_path / "c.toml"), "--out", str(tmp_path / "t"), "--json"]
+    result = CliRunner().invoke(app, asked)
+    assert result.exit_code == 0, result.exception
+    found = json.loads(result.output)
+    server = found["server"]["privacy"]
+    assert server["alone"] > server["epsilon"] > 0
+    assert f"epsilon = {round_up(server['alone'])}" in found["statement"]
+    assert "alone" not in found["winner"]["privacy"]
+    grid = {"grid": PRIVATE["grid"], "folds": 2}  # outside the guarantee, as without secure sums
+    (tmp_path / "c.toml").write_text(toml(tables | {"tune": grid}))
+    plainly = CliRunner().invoke(app, [*asked[:3], str(tmp_path / "u"), "-q"])
+    assert plainly.exit_code == 0, plainly.exception
+
+
 def test_an_earlier_private_tuning_is_not_written_over(tmp_path):
     """Its ε adds to that of the next, so the folder stays as it is."""
     config = tmp_path / "tune.toml"
@@ -444,7 +463,7 @@ def test_limits_that_tuning_does_not_keep_are_refused(limit):
     settings, table = parse_tuning(
         TOY | {"privacy": {"noise": 4.0, limit: 1}, "tune": PRIVATE | {"trials": 2.0}}
     )
-    with pytest.raises(BadInput, match=rf"privacy\.{limit} is 1, and tune\.private is true"):
+    with refuses(f"not-applicable: privacy.{limit} is 1 … tune.private"):
         tune_privately(settings, table, CPU, choosing=random.Random(0))
 
 

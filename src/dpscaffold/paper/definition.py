@@ -46,6 +46,7 @@ ORDER = (
     "tradeoff-s",
     "frontier",
     "frontier-secure",
+    "frontier-hog",
     "planner",
     "warm-start",
     "shared-noise",
@@ -209,7 +210,7 @@ def names(asked: str = "all", rows: Sequence[str] = ()) -> tuple[str, ...]:
     """All experiments, or one and those that are reproduced with it, where they have the rows.
 
     >>> names("frontier"), names("table1")
-    (('frontier', 'frontier-secure'), ('table1',))
+    (('frontier', 'frontier-secure', 'frontier-hog'), ('table1',))
     """
     if asked == "all":
         return ORDER

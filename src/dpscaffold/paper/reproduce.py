@@ -138,6 +138,7 @@ def write(
     from dpscaffold.paper.figures import draw
     from dpscaffold.paper.result_page import title, write_result
     from dpscaffold.paper.results import Results, write_tidy
+    from dpscaffold.paper.summary import SOURCES, draw_summary
     from dpscaffold.paper.text import Provenance
 
     results = Results(experiment, cases, folded, archive)
@@ -154,6 +155,8 @@ def write(
     made = replace(made, planned=read_planned(request.out))
     written = write_tidy(results.tidy(), folder)
     written += draw(results, folder, title(experiment, request.scale, request.rows))
+    if experiment.name in SOURCES:
+        written += draw_summary(request.out)
     return [*written, write_result(results, folder, made)]
 
 
