@@ -341,7 +341,7 @@ def of_table(config: dict[str, Any], out: Path, new: str, complete: str) -> dict
     a file of ``complete`` rows."""
     result = run(config, out=out / "run")
     model = load_model(out / "run")
-    predict_files(model, new, out / "predicted.csv")
+    predict_files(model, [new], out / "predicted.csv")
     return {
         "x": sha(result.params),
         "x of the folder": sha(model.params),

@@ -393,6 +393,8 @@ def test_a_deployed_run_hands_out_noised_values_alone(tmp_path: Path, algorithm:
     assert differences(one, other) == [] and one.head == other.head
     assert 0 < moved(one, other) < 0.02 * float(one.params.norm())  # which is mostly noise
     for mine, theirs in zip(given, same, strict=True):
+        for message in (mine, theirs):  # hashes under a secret key of the site
+            assert len(message.header.pop("heads")[0]["head"]) == 64
         assert mine.header == theirs.header and len(mine.vectors) == 1
         assert mine.vectors["params"].tolist() == one.params.tolist()
         assert theirs.vectors["params"].tolist() == other.params.tolist()

@@ -18,8 +18,7 @@ from test_model import clinic
 from dpscaffold import Logistic, Model, load_model
 from dpscaffold.data.loading import load_federation
 from dpscaffold.errors import BadInput
-from dpscaffold.models.evaluate import evaluate_file
-from dpscaffold.models.predict import predict_file
+from dpscaffold.models import evaluate_files, predict_files
 
 
 @pytest.fixture(scope="module")
@@ -157,8 +156,8 @@ def test_any_file_gives_predictions_or_one_sentence(
     text = "\n".join([*(["pressure,ward,rate"] if head else []), *map(",".join, lines)])
     (folder / "rows.csv").write_text(text)
     for work in (
-        lambda: predict_file(model, folder / "rows.csv", folder / "out.csv"),
-        lambda: evaluate_file(model, folder / "rows.csv", "ward"),
+        lambda: predict_files(model, folder / "rows.csv", folder / "out.csv"),
+        lambda: evaluate_files(model, folder / "rows.csv", "ward"),
         lambda: model.predict(folder / "rows.csv"),
     ):
         try:

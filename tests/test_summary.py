@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
+from refusals import refuses
 
-from dpscaffold import BadInput
 from dpscaffold.runs.folder import RunFolder
 from dpscaffold.runs.summary import Summary
 
@@ -45,5 +45,5 @@ def test_a_run_without_a_summary_has_not_ended(tmp_path):
 
 def test_what_is_no_summary_is_refused(tmp_path):
     (tmp_path / "summary.json").write_text('{"ended": 3}')
-    with pytest.raises(BadInput, match=r"summary\.ended is 3, and text is expected"):
+    with refuses("run-damaged: summary.ended is 3"):
         RunFolder(tmp_path).summary()

@@ -271,11 +271,17 @@ MODELS = (
         "evaluate",
         "records held out",
         "table",
-        acts="--figure figure.png; --module own_net:net; --json",
+        acts="--figure figure.png; --personal; --module own_net:net; --json",
         refused="--label ill; --site site",
     ),
-    Mode("evaluate", "a file", "table rows.csv", acts=SCORED),
-    Mode("evaluate", "many files", "table rows.csv more.csv", acts=SCORED),
+    Mode("evaluate", "a file", "table rows.csv", acts=SCORED, refused="--personal"),
+    Mode("evaluate", "many files", "table rows.csv more.csv", acts=SCORED, refused="--personal"),
+    Mode(
+        "personalise",
+        "a table",
+        "table rows.csv",
+        acts="--out other; --site north; --label well; --strength 1; --module own_net:net; --json",
+    ),
     Mode(
         "export",
         "a run",
@@ -426,6 +432,24 @@ LONG = (
     ),
     Mode(
         "audit",
+        "secure sums",
+        "small.toml --set algorithm.name=fedavg --set plan.local_steps=1 --set secure.colluders=0 "
+        "--trials 100 --seed 1 --view server",
+        acts="--view alone",
+        whole=False,
+        slow=True,
+    ),
+    Mode(
+        "audit",
+        "secure sums towards participants",
+        "small.toml --set algorithm.name=fedavg --set plan.local_steps=1 --set secure.colluders=0 "
+        "--trials 100 --seed 1 --view server",
+        refused="--view participant",
+        whole=False,
+        slow=True,
+    ),
+    Mode(
+        "audit",
         "a run",
         "small --trials 100 --view server --seed 1",
         refused="--set privacy.noise=1",
@@ -439,7 +463,8 @@ LONG = (
         acts="--users 8; --records 30; --features 3; --classes 3; --epsilon 4; "
         "--view third-party; --delta 0.001; --sampling fixed; --similarity 50; --row-norm 2; "
         "--rounds 4; --local-steps 1; --participants 2; --config facts.toml; --out elsewhere; "
-        "--device nowhere; --json; -q",
+        "--unit user; --secure-sums; --device nowhere; --json; -q",
+        refused="--image-shape 8x8",
         slow=True,
     ),
     Mode(
@@ -460,7 +485,7 @@ LONG = (
         "the list",
         "--list --seeds 1 --scale 0.01",
         acts="--estimate; --seeds 2; --scale 0.02; --no-folds; --json; without --list",
-        refused="--device auto; --out elsewhere; --row x; --only-runs; -q",
+        refused="--device auto; --out elsewhere; --row x; --only-runs; -q; --data-dir data",
         slow=True,
     ),
     Mode(
@@ -469,17 +494,23 @@ LONG = (
         'figure1 --row "K = 50" --scale 0.01 --seeds 1',
         acts="--seeds 2; --scale 0.02; --device nowhere; --out elsewhere; --row nowhere; "
         "--only-runs; --json; --no-folds",
-        refused="--list; --estimate",
+        refused="--list; --estimate; --data-dir data",
         slow=True,
     ),
 )
 
 DEPLOYED = (
     Mode(
-        "provision",
+        "provision new",
         "two sites",
         "federation.toml --out made",
         acts="--out other; --with-keys; --json",
+    ),
+    Mode(
+        "provision renew",
+        "a federation",
+        "--server site/server",
+        acts="--server other; --out other.renewal; --days 0; --coordinator",
     ),
     Mode(
         "server start",
@@ -496,7 +527,7 @@ DEPLOYED = (
     ),
     Mode("server admit", "a site", "site/one/one.site", acts="--server site/server"),
     Mode("server remove", "a site", "one", acts="--server site/server"),
-    Mode("server status", "a run", "deployed", acts="--json"),
+    Mode("server status", "a run", "deployed", acts="--json", refused="--page 0.0.0.0:8080"),
     Mode("site init", "an invitation", "site/one.invitation", acts="--out other"),
     Mode(
         "site check",
@@ -504,11 +535,58 @@ DEPLOYED = (
         "site/one/site.toml --offline",
         acts="--offer served.toml; --json; without --offline",
     ),
-    Mode("site start", AS_ASKED, "site/one/site.toml", acts="--insecure"),
+    Mode(
+        "site start",
+        AS_ASKED,
+        "site/one/site.toml",
+        acts="--insecure; --observe 127.0.0.1:9464",
+    ),
     Mode("site ledger", "a site", "site/one/site.toml", acts="--json"),
     Mode("site recover", "a site", "site/one/site.toml", acts="--yes"),
-    Mode("site status", "a site", "site/one/site.toml", acts="--json"),
-    Mode("site evaluate", "a site", "site/one/site.toml", acts="--run 7"),
+    Mode(
+        "site renew",
+        "a site",
+        "notice site/one/site.toml",
+        acts="--yes",
+        first="provision renew --server site/server --out notice",
+    ),
+    Mode("site requests", "a site", "site/one/site.toml", acts="--waiting; --json"),
+    Mode("site approve", "a run", "7 site/one/site.toml", acts="--yes"),
+    Mode("site refuse", "a run", "7 site/one/site.toml", acts="--yes"),
+    Mode("site audit", "a site", "site/one/site.toml", acts=f"--since 1:{64 * '0'}; --json"),
+    Mode("site status", "a site", "site/one/site.toml", acts="--json", whole=False),
+    Mode(
+        "site status",
+        "for programs",
+        "site/one/site.toml --json",
+        refused="--watch",
+        whole=False,
+    ),
+    Mode(
+        "site predict",
+        "rows",
+        "site/one/site.toml rows.csv --out said.csv",
+        acts="--run 7; --out other.csv; --keep site; --no-probabilities; --json",
+    ),
+    Mode(
+        "site evaluate",
+        "its records",
+        "site/one/site.toml",
+        acts="--run 7; --json",
+        refused="--label ill; --figure figure.png",
+    ),
+    Mode(
+        "site evaluate",
+        "rows",
+        "site/one/site.toml rows.csv",
+        acts="--run 7; --json; --label well; --figure figure.png",
+    ),
+    Mode(
+        "site export",
+        "a model",
+        "site/one/site.toml --to safetensors",
+        acts="--to nowhere; --run 7; --out other; --json",
+    ),
 )
 
 SUMS = (
@@ -648,6 +726,40 @@ def write_rows(path: Path, seed: int) -> None:
     path.write_text("\n".join(lines) + "\n")
 
 
+def two_requests(state: Path) -> None:
+    """A run that waits for a decision (7…), and one that was approved (8…)."""
+    from dpscaffold.deployment.site.approval import RunRequest, requests_in
+
+    state.mkdir(mode=0o700)
+    model = {"task": "logistic", "algorithm": "fedavg", "label": "ill", "unit": "record"}
+    model |= {"columns": ("age",), "classes": ("no", "yes"), "rounds": 2, "local_steps": 1}
+    sent = {"parameters": 4, "uploads": 4, "records": 9, "declared": False, "participations": 4}
+    cost = {"epsilon": 0.5, "delta": 1e-6, "epsilon_alone": None, "epsilon_left": 2.0}
+    found = requests_in(state)
+    for run in ("7" * 32, "8" * 32):
+        asked = RunRequest(run, "plan", "ed25519:" + 64 * "0", "now", **model, **sent, **cost)
+        found._write(asked, {})
+    found.decide(asked, "approved", "somebody")
+
+
+def a_finished_run(site: Path) -> None:
+    """A run that is over at a site, with its model."""
+    from dpscaffold.deployment.server.config import load_served
+    from dpscaffold.deployment.site.memory import Enrolment, StateFolder
+
+    plan = Path("finished.toml")
+    plan.write_text(SERVED.replace('"height", ', "").replace("features = 3", "features = 2"))
+    offer = load_served(plan).offer()
+    shutil.copy("rows.csv", site / "records.csv")
+    state = StateFolder(site / "state", "one")
+    memory = state.run("9" * 32)
+    known = Enrolment("9" * 32, "plan", offer.to_dict(), 12, False, "", "", {}, roster=("one",))
+    memory.write_enrolment(known)
+    params = np.linspace(-1, 1, offer.build_task().parameters, dtype=np.float32)
+    memory.write_model({}, {"params": params})
+    state.close()
+
+
 def build(folder: Path) -> None:
     """Fill a folder with what the modes work on."""
     texts = {
@@ -700,6 +812,8 @@ def build(folder: Path) -> None:
         ):
             done = done_here(*line.split())
             assert done.returncode == 0, f"{line}: {done.stderr}"
+        two_requests(Path("site/one/state"))
+        a_finished_run(Path("site/one"))
         for name in "ab":
             shutil.copy("rows.csv", f"mail/{name}/records.csv")
             line = f"sums make mail.toml --site mail/{name}/site.toml"

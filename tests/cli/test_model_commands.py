@@ -23,9 +23,9 @@ from dpscaffold import Gaussian, Logistic, Model, Plan, fedavg, load_model, synt
 from dpscaffold.config import load
 from dpscaffold.config.task import own_module
 from dpscaffold.data.loading import load_federation
-from dpscaffold.errors import BadInput
+from dpscaffold.models import predict_files
 from dpscaffold.models.export import export
-from dpscaffold.models.predict import PredictionCounts, predict_file
+from dpscaffold.models.predict import PredictionCounts
 
 
 def command(*arguments: Any, check: bool = True) -> Done:
@@ -185,6 +185,9 @@ def test_what_is_written_is_told_as_json(run: Path, tmp_path: Path) -> None:
         "without_prediction": 0,
         "why": "",
         "columns": ["prediction", "probability_ill", "probability_well"],
+        "files": [{"file": "clinic.csv", "rows": 240, "without_prediction": 0, "why": ""}],
+        "skipped": [],
+        "notes": [],
     }
     said = command("export", run / "run", "--to", "safetensors", "--out", tmp_path / "m", "--json")
     told = json.loads(said.stdout)
@@ -202,9 +205,10 @@ def test_incomplete_rows_are_marked_where_the_training_left_them_out(tmp_path: P
     data = load_federation({**options, "missing": "drop"})
     model = Model.of(data, Logistic(data.dimension, 2), torch.ones(2 * (data.dimension + 1)))
     out = tmp_path / "out.csv"
-    found = predict_file(model, tmp_path / "clinic.csv", out)
+    found = predict_files(model, tmp_path / "clinic.csv", out)
     first = [row["ward"] for row in csv.DictReader(text.splitlines())].index("")
-    assert found == PredictionCounts(240, 3, f"row {first} lacks a value of column 'ward'")
+    why = f"row {first} lacks a value of column 'ward'"
+    assert found.files[0].predicted == PredictionCounts(240, 3, why)
     rows = list(csv.DictReader(out.read_text().splitlines()))
     gone = [row["ward"] == "" for row in csv.DictReader(text.splitlines())]
     assert [row["prediction"] == "" for row in rows] == gone and sum(gone) == 3
@@ -243,7 +247,7 @@ def test_rows_that_training_would_refuse_are_marked_and_the_first_is_named(
     assert [row["prediction"] for row in found] == marked
     judged = json.loads(command("evaluate", run / "run", path, "--json").stdout)
     assert (judged["rows"], judged["left_out"]) == (240 - len(wrong), len(wrong))
-    assert "row 7" in judged["gap"]
+    assert "row 7" in judged["reason"]
 
 
 def test_a_text_among_numbers_late_in_a_long_file_costs_its_own_row_alone(
@@ -261,10 +265,10 @@ def test_a_text_among_numbers_late_in_a_long_file_costs_its_own_row_alone(
     (tmp_path / "rows.csv").write_text("\n".join([lines[0], *body]) + "\n")
     model = load_model(run / "run")
     for name in ("clean", "rows"):
-        found = predict_file(model, tmp_path / f"{name}.csv", tmp_path / f"{name}.out.csv")
+        found = predict_files(model, tmp_path / f"{name}.csv", tmp_path / f"{name}.out.csv")
         assert found.rows == 150_000
     assert found.incomplete == 2
-    assert found.gap == "row 140001 holds 'over' in column 'pressure', and a number is expected"
+    assert found.reason == "row 140001 holds 'over' in column 'pressure', and a number is expected"
     clean, marked = (
         (tmp_path / f"{name}.out.csv").read_text().splitlines() for name in ("clean", "rows")
     )
@@ -313,9 +317,9 @@ def test_decimal_commas_and_dates_that_cannot_be_read_cost_their_own_rows(tmp_pa
         rows[row + 1] = ";".join([*start.split(";"), *rest[len(start.split(";")) :]])
     (tmp_path / "rows.csv").write_text("\n".join(rows) + "\n")
     for keep in ((), ("weight",)):
-        found = predict_file(model, tmp_path / "rows.csv", tmp_path / "out.csv", keep)
+        found = predict_files(model, tmp_path / "rows.csv", tmp_path / "out.csv", keep)
         assert found.incomplete == 4
-        assert found.gap == "row 3 holds 'x5,00' in column 'weight', and a number is expected"
+        assert found.reason == "row 3 holds 'x5,00' in column 'weight', and a number is expected"
         said = [r["prediction"] for r in csv.DictReader((tmp_path / "out.csv").open())]
         clean = model.named(tmp_path / "t.csv")
         assert said == ["" if k in wrong else name for k, name in enumerate(clean)]
@@ -373,7 +377,7 @@ def test_only_what_keeps_a_promise_is_exported_as_protected(tmp_path: Path, chan
     if not said:
         assert export(model, "safetensors", tmp_path / "model", only_protected=True).is_dir()
         return
-    with pytest.raises(BadInput, match=said):
+    with refuses(f"not-protected: {said}"):
         export(model, "safetensors", tmp_path / "model", only_protected=True)
     assert not (tmp_path / "model").exists()
 

@@ -215,4 +215,4 @@ def tell_instead(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(link, "serve_link", lambda where, ready: told(where))
     monkeypatch.setattr(serving, "run_deployed", lambda *words: told(*words[:-1]))
-    monkeypatch.setattr(operation, "start_site", lambda *words: told(*words[:-1]))
+    monkeypatch.setattr(operation, "start_site", lambda *words: told(*words[:2], *words[3:]))

@@ -103,7 +103,7 @@ def test_examples_are_accepted_and_refused_values_are_refused(entry):
     given, found = entry.example, getattr(read, key)
     assert found == given or list(found) == given
     if entry.name in REFUSED:
-        with pytest.raises(BadInput, match=key):
+        with refuses(f"out-of-range|unknown-choice: {key}"):
             parse({table: {**base, key: REFUSED[entry.name]}})
 
 

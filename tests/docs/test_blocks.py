@@ -22,6 +22,21 @@ NOT_RUN = [
     ),
     ("docs/index.md", "trains for about a minute; make demo is the same"),
     ("docs/howto/gpu.md", "needs a CUDA device; tests/engines and benchmarks/gpu.py run there"),
+    (
+        "docs/howto/machines.md",
+        "starts several processes; tests/engines/test_ranks.py runs them",
+    ),
+    ("docs/howto/machines.md", "needs a process group; tests/rank_cases.py calls it so"),
+    *[("docs/operations.md", "needs a federation; tests/deploy/test_approval.py runs the commands")]
+    * 2,
+    (
+        "docs/operations.md",
+        "needs a finished run; tests/deploy/test_site_model.py runs the commands",
+    ),
+    (
+        "docs/operations.md",
+        "needs a container engine or systemd; tests/deploy/test_packages.py checks both",
+    ),
     ("docs/reproduction.md", "an hour and more on two cores"),
     (
         "examples/flower-app/README.md",

@@ -10,7 +10,7 @@ from refusals import refuses
 
 from dpscaffold.deployment.site.file import Policy
 from dpscaffold.deployment.site.ledger import RecoveryEntry, SiteLedger
-from dpscaffold.runs.budget_file import BookedRound, BudgetFile, BudgetGrant
+from dpscaffold.runs.budget_file import BudgetFile, BudgetGrant, BudgetRound
 
 FILES = Path(__file__).parent / "files-0.1.0"
 
@@ -38,9 +38,9 @@ def test_a_budget_file_keeps_its_grants_and_goes_on(folder):
     contents = budget.read()
     assert contents.left == (pytest.approx(0.4), pytest.approx(8e-6))
     assert contents.participations == {"a": 2}
-    budget.participate(BookedRound("a", 2), after=2)
+    budget.participate(BudgetRound("a", 2), after=2)
     with refuses("budget-too-small"):
-        budget.book(BudgetGrant("b", 0.5, 1e-6, 10, "record", "replace-one"))
+        budget.reserve(BudgetGrant("b", 0.5, 1e-6, 10, "record", "replace-one"))
 
 
 @pytest.mark.parametrize("name", ["site-ledger.jsonl", "budget.jsonl"])

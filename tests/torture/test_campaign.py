@@ -51,7 +51,7 @@ def test_a_kill_and_a_power_cut_between_file_operations():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ["train.", "train secret", "train booked"])
+@pytest.mark.parametrize("command", ["train.", "train secret", "train reserved"])
 def test_every_point_between_the_file_operations_of_a_run(command):
     said = play("--grid", "1", "--minutes", "12", "--only", command)
     assert " 0 losses" in said and "to go" not in said

@@ -7,8 +7,11 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
+from dpscaffold.algorithms import Algorithm
+from dpscaffold.algorithms.mean_regularised import mean_regularised
 from dpscaffold.checks import shares
 from dpscaffold.config.algorithm import AlgorithmSettings
+from dpscaffold.config.personal import PersonalSettings
 from dpscaffold.config.plan import (
     FactsSettings,
     PlanSettings,
@@ -42,6 +45,7 @@ class Configuration(ConfigTable):
     secure: SecureSettings | None = None
     facts: FactsSettings | None = None
     stopping: StoppingSettings | None = None
+    personal: PersonalSettings | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -53,13 +57,22 @@ class Configuration(ConfigTable):
         matters; solves for the noise where ε is given. ``planned`` is η₀ where
         ``learning_rate = "plan"`` (:func:`~dpscaffold.planning.asked.planned_setting`)."""
         roster, given = data if isinstance(data, Roster) else data.roster, self.privacy
-        plan, algorithm = self.plan.build(planned), self.algorithm.build()
-        task, sums = self.task.build(roster.schema), self.sums
+        plan, algorithm, sums = self.plan.build(planned), self.trains, self.sums
         if given is None:
-            return Setting(roster, task, algorithm, plan, secure=sums)
+            return Setting(roster, self.task.build(roster.schema), algorithm, plan, secure=sums)
         mechanism, budget = given.mechanism, given.budget
+        task = self.task.build(roster.schema)
         setting = Setting(roster, task, algorithm, plan, mechanism, budget, sums)
         return setting if given.epsilon is None else setting.calibrated(given.epsilon)
+
+    @property
+    def trains(self) -> Algorithm:
+        """The algorithm that runs: that of ``[algorithm]``, with a model for each user where
+        ``[personal]`` asks for one during training."""
+        base, personal = self.algorithm.build(), self.personal
+        if personal is None or personal.kind != "mean-regularised":
+            return base
+        return mean_regularised(base, personal.strength)
 
     @property
     def home(self) -> str | None:
@@ -76,7 +89,7 @@ class Configuration(ConfigTable):
             return None
         plan, limits = self.plan, given.budget
         return given.mechanism.run(
-            self.algorithm.build(),
+            self.trains,
             rounds=plan.max_rounds or plan.rounds,
             local_steps=plan.local_steps,
             sizes=sizes,

@@ -100,7 +100,7 @@ def comparison(table: TuneSettings, target: Target) -> ScoreRule:
 
 def scored(
     outcome: Outcome,
-    judged: Records,
+    held_out: Records,
     compared: ScoreRule,
     table: TuneSettings,
     run: Mechanism,
@@ -112,10 +112,10 @@ def scored(
     if outcome.diverged is not None or outcome.model is None:
         return None
     if table.public is not None:
-        value = on_public(outcome, judged, compared.metric)
+        value = on_public(outcome, held_out, compared.metric)
         return value if math.isfinite(value) else None
     assert table.score_noise is not None
-    sums, own = record_sums(outcome, judged, compared)
+    sums, own = record_sums(outcome, held_out, compared)
     deviation, stream = table.score_noise * compared.most, CipherStream()
     if run.unit == "user":  # a mean changes by at most B with all of a user's records
         means = sums / np.maximum(own, 1)
@@ -127,24 +127,24 @@ def scored(
     return compared.shown(float(sent.sum() / held))
 
 
-def on_public(outcome: Outcome, judged: Records, metric: Metric) -> float:
+def on_public(outcome: Outcome, held_out: Records, metric: Metric) -> float:
     """The metric over all public records pooled."""
     assert outcome.model is not None
     task, target = outcome.setting.task, outcome.setting.roster.schema.target
     with torch.no_grad():
-        scores = task.scores(outcome.model, task.prepare(judged.features))
-    return metric.of(target.answers(scores), target.restored(judged.labels))
+        scores = task.scores(outcome.model, task.prepare(held_out.features))
+    return metric.of(target.answers(scores), target.restored(held_out.labels))
 
 
 def record_sums(
-    outcome: Outcome, judged: Records, compared: ScoreRule
+    outcome: Outcome, held_out: Records, compared: ScoreRule
 ) -> tuple[np.ndarray, np.ndarray]:
     """The sum of what each user's records count under a run's model, and how many there are."""
     assert outcome.model is not None
     task, target = outcome.setting.task, outcome.setting.roster.schema.target
     sums, sizes = [], []
-    for user in range(len(judged.sizes)):
-        features, labels = judged.of(user)
+    for user in range(len(held_out.sizes)):
+        features, labels = held_out.of(user)
         with torch.no_grad():
             scores = task.scores(outcome.model, task.prepare(features))
         counts = compared.counts(target.answers(scores), target.restored(labels))

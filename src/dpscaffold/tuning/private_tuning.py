@@ -160,7 +160,7 @@ def tune_privately(
     ]
     whole = load_federation(settings.data)
     compared = comparison(table, whole.target)
-    trained, judged, scored_on = _records(settings, table, whole)
+    trained, held_out, scored_on = _records(settings, table, whole)
     candidates = [_candidate(setting_of(with_values(settings, point), trained)) for point in points]
     runs = [_described(one, whole) for one in candidates]
     score = _score_cost(table, runs[0])
@@ -180,7 +180,7 @@ def tune_privately(
     trials = tuple(
         PrivateTrial(
             points[p],
-            scored(outcome, judged, compared, table, runs[0], sizes),
+            scored(outcome, held_out, compared, table, runs[0], sizes),
             outcome.model,
             runs[p],
         )

@@ -151,7 +151,7 @@ def parse_tuning(
     if settings.privacy is not None and settings.privacy.budget_file is not None:
         raise BadInput(
             "not-applicable",
-            f"privacy.budget_file is {settings.privacy.budget_file!r}, and tuning books none of "
+            f"privacy.budget_file is {settings.privacy.budget_file!r}, and tuning reserves none of "
             f"its runs; leave it out, and count tuning on private records as outside the guarantee",
         )
     asked = tables.get("tune", {})

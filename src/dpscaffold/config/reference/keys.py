@@ -50,6 +50,7 @@ def keys() -> list[Key]:
     """Every key, table by table, in the order in which the models declare them."""
     from dpscaffold.algorithms import ALGORITHMS, SERVERS
     from dpscaffold.config.algorithm import AlgorithmSettings
+    from dpscaffold.config.personal import PersonalSettings
     from dpscaffold.config.plan import FactsSettings, PlanSettings, StoppingSettings
     from dpscaffold.config.privacy import PrivacySettings, SecureSettings
     from dpscaffold.config.task import TaskSettings
@@ -72,6 +73,7 @@ def keys() -> list[Key]:
     found += model_keys("secure", "", SecureSettings)
     found += model_keys("facts", "", FactsSettings)
     found += model_keys("stopping", "", StoppingSettings)
+    found += model_keys("personal", "", PersonalSettings)
     found += model_keys("tune", "", TuneSettings)
     step = 'The name of the step. A name alone, such as "unit-norm" or "pca:60", uses the defaults.'
     found.append(Key("step.step", "", _either(STEPS), NEEDED, step, "pca"))
@@ -82,7 +84,7 @@ def keys() -> list[Key]:
 
 def _deployment() -> Iterator[Key]:
     """The keys of the server's plan, ``federation.toml`` and ``site.toml``."""
-    from dpscaffold.deployment.protocol.agreement import PublicStep, SchemaSettings
+    from dpscaffold.deployment.protocol.agreement import SchemaSettings, SchemaStep
     from dpscaffold.deployment.provision import FederationFile
     from dpscaffold.deployment.server.config import DeploySettings
     from dpscaffold.deployment.site.data_table import SOURCES
@@ -95,7 +97,7 @@ def _deployment() -> Iterator[Key]:
 
     yield from argument_keys("federation", "", FederationFile)
     yield from model_keys("schema", "", SchemaSettings)
-    yield from model_keys("prepare", "", PublicStep)
+    yield from model_keys("prepare", "", SchemaStep)
     yield from model_keys("deploy", "", DeploySettings)
     yield from records("evaluate")
     yield from model_keys("site", "", SiteFile, skip=("data", "policy", "secure"))

@@ -19,6 +19,7 @@ TITLES = {
     "secure": "`[secure]`: let the server see sums of uploads only",
     "facts": "`[facts]`: what is public about the data (`dpscaffold plan`)",
     "stopping": "`[stopping]`: end a run early by public rows (`dpscaffold train`)",
+    "personal": "`[personal]`: a model for each site",
     "tune": "`[tune]`: which values are tried (`dpscaffold tune`)",
     "schema": "`[schema]`: what a row looks like at every site (`dpscaffold server run`)",
     "prepare": "Steps of `schema.prepare`",
@@ -41,7 +42,8 @@ a file with all defaults. `--set table.key=value` overrides a key for one run, a
 | file | used by | tables |
 | --- | --- | --- |
 | configuration | `train`, `plan`, `tune`, `audit`, … | `[data]`, `[task]`, `[algorithm]`, \
-`[plan]`, `[privacy]`; optional: `[secure]`, `[facts]`, `[stopping]`, `[tune]` |
+`[plan]`, `[privacy]`; optional: `[secure]`, `[facts]`, `[stopping]`, \
+`[personal]`, `[tune]` |
 | a server's plan | `server run`, `site check --offer` | `[schema]`, `[task]`, `[algorithm]`, \
 `[plan]`, `[privacy]`, `[deploy]`; optional: `[evaluate]` |
 | `federation.toml` | `provision` | only keys |
@@ -144,7 +146,7 @@ _GIVEN: dict[str, Any] = {
     "schema.class_names": ["no", "yes"],
 }
 #: Tables that an annotated example only mentions.
-_OPTIONAL = ("secure", "facts", "stopping", "evaluate")
+_OPTIONAL = ("secure", "facts", "stopping", "personal", "evaluate")
 
 
 def annotated(found: Sequence[Key]) -> str:
@@ -154,7 +156,8 @@ def annotated(found: Sequence[Key]) -> str:
         "# dpscaffold train annotated.toml; written by python -m dpscaffold.config.reference.",
         "",
     ]
-    tables = ("data", "task", "algorithm", "plan", "privacy", "secure", "facts", "stopping")
+    optional = ("secure", "facts", "stopping", "personal")
+    tables = ("data", "task", "algorithm", "plan", "privacy", *optional)
     return "\n".join([*head, *_tables(found, tables, ("", "synthetic"))])
 
 
@@ -166,7 +169,10 @@ def annotated_server(found: Sequence[Key]) -> str:
         "Written by: python -m dpscaffold.config.reference.",
         "",
     ]
-    tables = ("schema", "task", "algorithm", "plan", "privacy", "secure", "deploy", "evaluate")
+    tables = (
+        *("schema", "task", "algorithm", "plan", "privacy", "secure", "facts", "deploy"),
+        "evaluate",
+    )
     return "\n".join([*head, *_tables(found, tables, ("", "csv"))])
 
 
