@@ -71,6 +71,7 @@ def test_empty_rounds_and_batches_are_refused():
         (Mlp(7, 3, hidden=2), "task-failed: 'mlp'"),
         (ModuleTask(nn.Linear(9, 3)), "task-failed: 'module'"),
         (Logistic(4, 2), "wrong-scores: 'logistic'"),
+        (Logistic(4, 4), "wrong-scores: 'logistic'"),  # it could predict a class without a name
         (ModuleTask(nn.Linear(4, 1)), "wrong-scores: 'module'"),
     ],
 )

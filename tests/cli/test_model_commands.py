@@ -414,9 +414,9 @@ def test_an_exported_program_agrees(run: Path, tmp_path: Path) -> None:
 NET = """
 import torch
 def net():
-    return torch.nn.Sequential(torch.nn.Linear(5, 3), torch.nn.Tanh(), torch.nn.Linear(3, 3))
+    return torch.nn.Sequential(torch.nn.Linear(5, 3), torch.nn.Tanh(), torch.nn.Linear(3, 2))
 def other():
-    return torch.nn.Linear(5, 3)
+    return torch.nn.Linear(5, 2)
 def late():
     raise RuntimeError("no")
 """

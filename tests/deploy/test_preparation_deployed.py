@@ -106,6 +106,7 @@ def test_a_rehearsal_fits_and_trains_bit_for_bit_as_the_simulator(tmp_path, name
     assert torch.allclose(model.scores(raw), scores, atol=1e-6)
 
 
+@pytest.mark.slow  # the accountant's grids are large where there is next to no noise
 @pytest.mark.parametrize("sampling", ["fixed", "poisson"])
 def test_with_little_noise_the_fit_is_that_of_all_records(tmp_path, sampling):
     """NumPy on the pooled rows, cut to the public norm, is the oracle."""

@@ -21,7 +21,7 @@ def check_task(task: Task, schema: Schema, seed: int) -> None:
     scores = _scores_of_zeros(task, schema.dimension, seed)
     needed = loss.outputs(classes) if loss is not None else max(1, classes)
     single = loss is None and scores.shape[-1] == 1 and classes == 2  # it tells two apart
-    if scores.ndim != 2 or (scores.shape[1] < needed and not single):
+    if scores.ndim != 2 or (scores.shape[1] != needed and not single):
         raise BadInput(
             "wrong-scores",
             f"the task {task.name!r} gives scores of shape {tuple(scores.shape)} for one "
