@@ -30,8 +30,10 @@ from dpscaffold.engines.aggregate import SecureAggregate
 from dpscaffold.engines.fast import devices, lockstep
 from dpscaffold.engines.fast.lockstep import Lockstep
 from dpscaffold.engines.participation.steps import Scales, noised_mean
+from dpscaffold.privacy.aggregate import BLOCK_EXCESS
 from dpscaffold.setting import Secure
 from dpscaffold.tasks import Batch
+from dpscaffold.tasks.clipping import RECORDS_ADDED, LayerOuter
 
 ONE_STEP = {"local_steps": 1, "user_ratio": 1.0, "data_ratio": 1 / 3}
 PRIVATE = ["fixed", "poisson", "user", "user-poisson"]
@@ -153,15 +155,82 @@ def test_a_missing_upload_leaves_no_sum():
 
 
 def test_sums_are_in_float64():
-    """Small gradients next to a large one: float32 would lose them."""
-    large = torch.tensor([[[1.0]] + [[2.0**-25]] * 512])
-    batch = Batch(large, torch.zeros(1, 513, dtype=torch.long), tame=False)
+    """Small gradients after a block with a large one: float32 would lose them."""
+    large = torch.tensor([[[1.0]] + [[0.0]] * 63 + [[2.0**-25]] * 512])
+    batch = Batch(large, torch.zeros(1, 576, dtype=torch.long), tame=False)
     one = torch.ones(1, 1)
     task = Logistic(0, 2)
     scales = Scales(one, one, one, 1, one, clip=torch.tensor([10.0]), noise=one)
     found = noised_mean(task, torch.zeros(1, 2), batch, torch.zeros(1, 2), scales)
     assert found.dtype == torch.float64
     assert float(found[0, 1]) == 0.5 * (1 + 512 * 2.0**-25)
+
+
+def outer(records: torch.Tensor, left: torch.Tensor, how: str) -> torch.Tensor:
+    return LayerOuter(left, records, exact=how).total()[0]
+
+
+@pytest.mark.parametrize("place", [0, 63, 64, 700])
+def test_one_record_changes_the_rounding_of_its_block_only(place):
+    """Blocks as long as possible with the record's block at its worst: the computed sums are no
+    further apart than the lemma says, and all other blocks are the same to the last bit."""
+    made = torch.Generator().manual_seed(place)
+    records, left = torch.randn(1, 7, 1000, generator=made), torch.randn(1, 5, 1000, generator=made)
+    lengths = left.norm(dim=1, keepdim=True) * records.norm(dim=1, keepdim=True)
+    left = left / lengths * (1 - 1e-6)  # C = 1
+    other = left.clone()
+    other[0, :, place] = 0
+    sums = [outer(records, one, "blocks") for one in (left, other)]
+    plain = left[0, :, place].double().outer(records[0, :, place].double())
+    apart = sums[0] - sums[1]
+    assert float(apart.norm()) <= float(plain.norm()) + BLOCK_EXCESS
+    # Without its block, not a bit of the others differs.
+    begin = place // RECORDS_ADDED * RECORDS_ADDED
+    block = slice(begin, begin + RECORDS_ADDED)
+    own = [torch.bmm(one[:, :, block], records[:, :, block].transpose(1, 2))[0].double()
+           for one in (left, other)]  # fmt: skip
+    assert float((apart - (own[0] - own[1])).norm()) <= 2 * (1000**2 + 16000) * 2.0**-53
+
+
+def test_a_block_is_rounded_as_the_lemma_says_at_its_worst():
+    """Half an ulp is lost at each of the 63 additions: close to q²u′ and never above."""
+    left = torch.ones(1, 1, RECORDS_ADDED)
+    values = torch.full((1, 1, RECORDS_ADDED), 2.0**-24)
+    values[0, 0, 0] = 1.0
+    lost = abs(float(outer(values, left, "blocks")) - float(outer(values, left, "double")))
+    assert lost <= RECORDS_ADDED**2 * 2.0**-24
+    wide = torch.cat([values, torch.full((1, 1, 4096), 2.0**-24)], dim=2)
+    ones = torch.ones(1, 1, wide.shape[2])
+    found, exact = float(outer(wide, ones, "blocks")), float(outer(wide, ones, "double"))
+    assert abs(found - exact) <= RECORDS_ADDED**2 * 2.0**-24, "later blocks lose nothing"
+
+
+def test_products_are_double_where_float32_may_have_fewer_bits():
+    """Somebody allowed TF32 or bfloat16: no product is float32."""
+    left, records = torch.randn(1, 3, 100), torch.randn(1, 4, 100)
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("medium")
+        found = outer(records, left, "blocks")
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert torch.equal(found, outer(records, left, "double"))
+    assert not torch.equal(found, outer(records, left, "blocks"))
+
+
+@pytest.mark.parametrize("shifting", [False, True])
+def test_declared_sizes_have_double_products(shifting):
+    """A record that is added or removed shifts the others into other blocks."""
+    made = torch.Generator().manual_seed(5)
+    batch = Batch(torch.randn(1, 200, 3, generator=made), torch.zeros(1, 200, dtype=torch.long))
+    one, task = torch.ones(1, 1), Logistic(2, 2)
+    scales = Scales(one, one, one, 1, one, clip=torch.tensor([10.0]), noise=one, shifting=shifting)
+    params, normals = torch.randn(1, 6, generator=made), torch.zeros(1, 6)
+    found = noised_mean(task, params, batch, normals, scales)
+    rolled = Batch(batch.features.roll(1, 1), batch.labels)
+    moved = noised_mean(task, params, rolled, normals, scales)
+    apart = float((found - moved).norm())
+    assert (apart < 1e-12) is shifting, apart
 
 
 def test_a_task_that_cannot_is_refused():

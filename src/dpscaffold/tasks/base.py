@@ -20,6 +20,10 @@ SHORTEST = 1e-12
 BOUNDS = (1e-20, 1e30)
 
 
+#: How a sum in float64 is made: of float64 products, or of float32 products of blocks of records.
+Exact = Literal["double", "blocks"]
+
+
 @dataclass(frozen=True)
 class Batch:
     """Records of U users stacked: ``features`` (U, B, D) as :meth:`Task.prepare` made them,
@@ -27,14 +31,15 @@ class Batch:
     for padding (None: all 1), and ``squares`` (U, B), the squared norms of the feature rows where
     they are known already (infinite where they overflow float32: such rows are measured again).
     ``tame`` says that none of these is extreme, so that a GPU need not guard against it. ``exact``
-    asks for sums over the records in float64 (:func:`sums_exactly`)."""
+    asks for sums over the records in float64 (:func:`sums_exactly`), of float64 products or of
+    float32 products of a few records at a time."""
 
     features: Tensor
     labels: Tensor
     weight: Tensor | None = None
     squares: Tensor | None = None
     tame: bool = False
-    exact: bool = False
+    exact: Exact | None = None
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import cache, reduce
 
 import torch
 from torch import Tensor
 
-from dpscaffold.tasks.base import BOUNDS, Clip, Task, clip_factors
+from dpscaffold.tasks.base import BOUNDS, Clip, Exact, Task, clip_factors
 
 #: Largest squared norm of a tame row. What underflow takes from the square of a gradient's norm is
 #: then less than 1e-35 for every number in a row.
@@ -29,6 +29,9 @@ _LEAST = 1e-20
 
 #: What represents a norm of zero in float64 where something is divided by it.
 _VANISHED = 1e-290
+
+#: Records whose products are added in float32 where a sum over all records is asked for in float64.
+RECORDS_ADDED = 64
 
 #: Numbers that are held in float64 at a time.
 _HELD = 1 << 22
@@ -67,7 +70,7 @@ class LayerOuter:
     bias: bool = False
     ones: Tensor | None = None
     tame: bool = False
-    exact: bool = False
+    exact: Exact | None = None
 
     def squares(self) -> Tensor:
         """‖a‖² of every record, (U, B)."""
@@ -79,13 +82,14 @@ class LayerOuter:
     def total(self) -> Tensor:
         """Σ_j δ_j·a_jᵀ of every user, (U, R, D), or (U, R, D+1) with a bias."""
         left, right = self.left, self.right.transpose(1, 2)
-        if self.exact:
-            left, right = left.double(), right.double()
-        total = torch.bmm(left, right)
+        if self.exact is None:
+            total = torch.bmm(left, right)
+        else:
+            total = _sum_in_double(left, right, blocks=self.exact == "blocks")
         if not self.bias:
             return total
         last = left if self.ones is None else left * self.ones[:, None, :]
-        return torch.cat([total, last.sum(2, keepdim=True)], dim=2)
+        return torch.cat([total, last.sum(2, keepdim=True, dtype=total.dtype)], dim=2)
 
     def length(self, user: Tensor, record: Tensor) -> Tensor:
         """‖a‖ of these records in float64, (W,)."""
@@ -137,6 +141,39 @@ class LayerOuter:
         if self.bias:
             self.ones = torch.ones_like(self.left[:, 0])
             put(self.ones[:, None, :], 1 / length)
+
+
+def _sum_in_double(left: Tensor, right: Tensor, blocks: bool) -> Tensor:
+    """Σ_j δ_j·a_jᵀ, (U, R, D) float64, of δ (U, R, B) and a (U, B, D).
+
+    With ``blocks``, products of at most :data:`RECORDS_ADDED` records at a time are float32, and
+    their sums are added in float64. A record that stays in its place then changes the rounding of
+    its own block and of the float64 sums only; ``privacy.aggregate.rounding_excess`` bounds both,
+    and the accountant takes it off.
+    """
+    if not blocks or left.dtype != torch.float32 or not _keeps_float32(left.device.type):
+        return torch.bmm(left.double(), right.double())
+    total = left.new_zeros(left.shape[0], left.shape[1], right.shape[2], dtype=torch.float64)
+    for start in range(0, left.shape[2], RECORDS_ADDED):
+        block = slice(start, start + RECORDS_ADDED)
+        total += torch.bmm(left[:, :, block], right[:, block])
+    return total
+
+
+def _keeps_float32(device: str) -> bool:
+    """Whether products of float32 numbers are rounded as float32 numbers: known for CPUs, unless
+    somebody asked for less. Elsewhere products are float64."""
+    asked = torch.get_float32_matmul_precision() != "highest"
+    return device == "cpu" and not asked and _is_precise()
+
+
+@cache
+def _is_precise() -> bool:
+    """Whether the library of products keeps all 24 bits: a variable of the environment may say
+    otherwise (``ONEDNN_DEFAULT_FPMATH_MODE``)."""
+    one = torch.full((1, 64, 64), 1 + 2.0**-22)
+    unit = torch.eye(64)[None]
+    return bool(torch.equal(torch.bmm(one, unit), one))
 
 
 def clip_outer(parts: Sequence[LayerOuter], weight: Tensor | None, clip: Clip) -> Tensor | None:

@@ -127,6 +127,7 @@ def scales_of(rows: Sequence[Row], device: torch.device) -> Scales:
         sampling=first.sampling,
         unit=first.privacy.unit if first.privacy else "record",
         own_steps=column([row.steps for row in rows]) if first.plan.steps_by_user else None,
+        shifting=any(row.declared is not None for row in rows),
     )
 
 
