@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import date, timedelta
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -21,6 +22,7 @@ from dpscaffold.data import load_federation, prepare
 from dpscaffold.data.config import parse_data
 from dpscaffold.data.loading import read_pool
 from dpscaffold.deployment.protocol.agreement import SchemaSettings
+from dpscaffold.deployment.site import lines as lines_module
 from dpscaffold.deployment.site.reading import read_records
 from dpscaffold.models.evaluate import score_rows
 from dpscaffold.models.model import Model
@@ -160,3 +162,172 @@ def test_six_readers_read_a_table_identically(tmp_path_factory, table):
     assert site.used.all(), site.notes
     np.testing.assert_array_equal(site.features.numpy(), features, "deployed site")
     np.testing.assert_array_equal(site.labels.numpy(), labels, "deployed site")
+
+
+#: Cells as people and programs write them, right and wrong.
+STRANGE = (
+    "1",
+    "-2.5",
+    "+3",
+    " 4 ",
+    "\t5",
+    "1e3",
+    "1E-3",
+    ".5",
+    "5.",
+    "1e999",
+    "-1e999",
+    "1e-60",
+    "nan",
+    "NaN",
+    "NAN",
+    "-nan",
+    "nan(1)",
+    "inf",
+    "-Infinity",
+    "NA",
+    " NA",
+    "null",
+    "",
+    " ",
+    "-9",
+    "-9.0",
+    "-9.000000001",
+    "0x10",
+    "1,5",
+    "1_0",
+    "1 2",
+    "\u00a07",
+    "\u0661",
+    "1e",
+    "e5",
+    ".",
+    "16777217",
+    "3.4028235e38",
+    "3.4028236e38",
+    "0.1000000014901161193847656250000001",
+    "true",
+    "m",
+    " m",
+    "f",
+    "M",
+    "unbek.",
+    "ja",
+    "nein",
+    "no",
+    "yes ",
+    "\x85",
+    "\u2028",
+    "a\rb",
+    "\0",
+)
+LINES = (
+    b"",
+    b" ",
+    b",",
+    b'"',
+    b'"1","2","m","ja"',
+    b'"1,"2,m,ja',
+    b'1,"2\n3",m,ja',
+    b"1,2,m",
+    b'1,"",m,ja',
+    b'1,"2""",m,ja',
+    b'1,"2" ,m,ja',
+    b'1,"a,b",m,"ja"',
+    b"1,2,m,ja,5",
+    b"1,2,m,ja\r",
+    b"\xff,2,m,ja",
+    b"1,2,\xc3,ja",
+    b"\xef\xbb\xbf1,2,m,ja",
+    b"1,2,m,ja\r\r",
+    b"\xed\xa0\x80,1,m,ja",
+    b"1,2,\x81,ja",
+    b"," * 90,
+    b"3,2,m,ja" + b" " * 99,
+)
+
+
+@st.composite
+def files(draw: st.DrawFn) -> tuple[bytes, dict[str, str], bool]:
+    """A file at a site with all that may be wrong in it, how it is declared, and whether there are
+    NA strings of the site's own."""
+    encoding = draw(st.sampled_from(["utf-8", "cp1252", "latin-1", "ascii"]))
+    end = draw(st.sampled_from([b"\n", b"\r\n"]))
+    fine = st.tuples(
+        st.floats(-1e6, 1e6, width=32).map(str),
+        st.sampled_from(["1", "2.5", "-3", "0.1", "7e-3", "NA", "", "-9"]),
+        st.sampled_from(["m", "f", "x", ""]),
+        st.sampled_from(["ja", "nein"]),
+    )
+    odd = st.tuples(*[st.sampled_from(STRANGE)] * 4)
+    sign = draw(st.sampled_from(["", '"']))
+    around = st.sampled_from(
+        [("", ""), ("", ""), ("", ""), (sign, sign), (sign, ""), ("x" + sign, sign)]
+    )
+    written = st.tuples(st.one_of(fine, fine, fine, odd), st.tuples(*[around] * 4))
+    rows = written.map(
+        lambda row: ",".join(
+            f"{left}{cell}{right}" for cell, (left, right) in zip(*row, strict=True)
+        ).encode(encoding, errors="ignore")
+    )
+    lines = draw(st.lists(st.one_of(rows, rows, rows, rows, st.sampled_from(LINES)), max_size=40))
+    header = draw(st.sampled_from([b"age,stay,sex,ill", b" age, stay ,sex,ill"]))
+    header = b"\xef\xbb\xbf" + header if encoding == "utf-8" and draw(st.booleans()) else header
+    text = end.join([header, *lines]) + draw(st.sampled_from([b"", end]))
+    return text, {"encoding": encoding}, draw(st.booleans())
+
+
+@settings(
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(file=files(), size=st.sampled_from([40, 200, 1 << 24]))
+def test_a_site_reads_blocks_of_lines_as_it_reads_lines(tmp_path_factory, file, size):
+    """Arrow reads plain blocks, and every block may be read line by line: all that a site knows of
+    its records is the same, to the last bit and the last word."""
+    text, written, own = file
+    folder = tmp_path_factory.mktemp("site")
+    (folder / "d.csv").write_bytes(text)
+    data = {"source": "csv", "path": "d.csv", **written}
+    if own:
+        data["na_values"] = {"stay": ["-9"]}
+    rows = SchemaSettings(
+        features=4, classes=2, columns=("age", "stay", "sex"), categories={"sex": ("f", "m")},
+        label="ill", class_names=("nein", "ja"), missing=FILL,
+    )  # fmt: skip
+    counted = rows.changed(classes=0, class_names=(), low=-5.0, high=5.0)
+    for schema in (rows, counted):
+        found = []
+        for by_line in (False, True):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(lines_module, "_BLOCK_BYTES", size)
+                patch.setattr(lines_module, "LONGEST", 100)
+                if by_line:
+                    patch.setattr(lines_module._Reader, "_by_arrow", lambda reader, block: None)
+                    patch.setattr(lines_module, "_BLOCK_BYTES", 1 << 24)
+                found.append(read_records(data, folder, schema))
+        fast, slow = found
+        for name in ("features", "labels", "used"):
+            np.testing.assert_array_equal(getattr(fast, name), getattr(slow, name), name)
+        assert (fast.notes, fast.ranges) == (slow.notes, slow.ranges)
+
+
+def test_arrow_reads_the_blocks_that_are_plain(tmp_path, monkeypatch):
+    """The fast path is taken: a quote slows its own block and no other."""
+    plain = "".join(f"{k},{k / 8},m,ja\n" for k in range(400))
+    (tmp_path / "d.csv").write_text(
+        f'age,stay,sex,ill\n{plain}1,2,"m","ja"\n1,"2"" ",m,ja\n{plain}'
+    )
+    monkeypatch.setattr(lines_module, "_BLOCK_BYTES", 1000)
+    read, slow = [], lines_module._Reader._line_by_line
+    monkeypatch.setattr(
+        lines_module._Reader,
+        "_line_by_line",
+        lambda reader, lines: read.append(len(lines)) or slow(reader, lines),
+    )
+    rows = SchemaSettings(
+        features=4, classes=2, columns=("age", "stay", "sex"), categories={"sex": ("f", "m")},
+        label="ill", class_names=("nein", "ja"),
+    )  # fmt: skip
+    site = read_records({"source": "csv", "path": "d.csv"}, tmp_path, rows)
+    assert len(site) == 802 and int(site.used.sum()) == 801
+    assert len(read) == 1 and read[0] < 100

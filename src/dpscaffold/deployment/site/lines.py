@@ -11,20 +11,29 @@ from __future__ import annotations
 
 import codecs
 import csv
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
 
-from dpscaffold.data.tables.missing import BLANKS
+from dpscaffold.data.tables.missing import BLANKS, default_na_strings
 
 #: A longer line (in bytes) is not read.
 LONGEST = 1 << 20
-#: How many lines are held as Python texts at a time.
-_BLOCK = 1 << 15
+#: How many lines are held as Python texts at a time, and how many bytes are read at a time.
+_BLOCK, _BLOCK_BYTES = 1 << 15, 1 << 24
+#: How many bytes one thread of Arrow's reads at a time.
+_ARROW_BYTES = 1 << 21
+#: Encodings in which every byte is a character, and those below 128 are ASCII's.
+_CHARSETS = ("ascii", "iso8859-1", "iso8859-15", "cp1252")
+#: What Arrow takes as a delimiter.
+_DELIMITERS = frozenset(map(chr, (9, *range(32, 127)))) - {'"'}
 
 
 @dataclass
@@ -70,61 +79,54 @@ class UnusedRecords:
 
 @dataclass(frozen=True)
 class Columns:
-    """Columns of a table by name, each as long as there are records, and the records that have no
-    values because they cannot be read."""
+    """Columns of some records of a table by name: texts, or numbers (float32) where each cell of a
+    column is one. ``faults`` are the records that have no values because they cannot be read, by
+    their numbers in this part."""
 
-    columns: dict[str, pa.ChunkedArray]
+    columns: dict[str, pa.Array]
     records: int
     faults: UnusedRecords
 
 
-def read_csv(
-    path: Path, delimiter: str, wanted: Sequence[str] | None = None, encoding: str = "utf-8"
-) -> Columns:
-    """The wanted columns of a CSV file (all of them by default) as texts, None where a line cannot
-    be read. Columns that are not in the header, or twice, are left out."""
+@dataclass(frozen=True)
+class CsvForm:
+    """How a site's CSV file is written, and what is asked of it: the ``wanted`` columns (None: all
+    of them), of which ``numbers`` may be read as numbers at once."""
+
+    delimiter: str = ","
+    encoding: str = "utf-8"
+    wanted: Sequence[str] | None = None
+    numbers: Collection[str] = ()
+
+
+def csv_parts(path: Path, form: CsvForm) -> Iterator[Columns]:
+    """The wanted columns of a CSV file, some records at a time (at least one part, which may be
+    empty), None where a line cannot be read. Columns that are not in the header, or twice, are left
+    out.
+
+    A block of lines in which nothing is quoted, empty or broken is read by Arrow, and every other
+    one line by line (:class:`_Reader`), which is the definition.
+    """
     with path.open("rb") as stream:
-        lines, encoding = _lines(stream, encoding)
-        header = (next(lines, b"") or b"").decode(encoding, errors="replace").removeprefix("\ufeff")
-        names = [name.strip(BLANKS) for name in next(csv.reader([header], delimiter=delimiter), [])]
-        kept = [n for n in dict.fromkeys(names) if names.count(n) == 1]
-        kept = [name for name in kept if wanted is None or name in wanted]
-        reader = _Reader(delimiter, encoding, len(names), [names.index(name) for name in kept])
-        blocks: list[list[pa.Array]] = [[] for _ in kept]
-        held: list[list[str | None]] = [[] for _ in kept]
-        for number, line in enumerate(lines):
-            values = reader.values(number, line)
-            for cells, value in zip(held, values, strict=True):
-                cells.append(value)
-            if (number + 1) % _BLOCK == 0:
-                _flush(held, blocks)
-        _flush(held, blocks)
-    faults = UnusedRecords()
-    for reason, records in reader.bad.items():
-        faults.add(reason, np.array(records, np.int64))
-    columns = {
-        name: pa.chunked_array(parts, pa.string()) for name, parts in zip(kept, blocks, strict=True)
-    }
-    return Columns(columns, reader.count, faults)
+        if _is_bytewise(form.encoding):
+            line = next(_byte_lines(stream), b"") or b""
+            reader = _Reader(form, form.encoding, line)
+            blocks: Iterator[bytes | list[bytes | None]] = _byte_blocks(stream)
+        else:
+            lines, encoding = _unit_lines(stream, form.encoding)
+            reader = _Reader(form, encoding, next(lines, b"") or b"")
+            blocks = _grouped(lines)
+        empty = True
+        for block in blocks:
+            yield reader.columns(block)
+            empty = False
+        if empty:
+            yield reader.columns([])
 
 
-def _flush(held: list[list[str | None]], blocks: list[list[pa.Array]]) -> None:
-    for cells, parts in zip(held, blocks, strict=True):
-        parts.append(pa.array(cells, pa.string()))
-        cells.clear()
-
-
-def _lines(stream: IO[bytes], encoding: str) -> tuple[Iterator[bytes | None], str]:
-    """The lines without their ends, None for one that is too long, and the encoding of each. A
-    file whose characters have two bytes is cut between them."""
-    if "\n".encode(encoding)[-1:] == b"\n" and len("\n".encode(encoding)) == 1:
-        return _byte_lines(stream), encoding
-    if encoding == "utf-16":
-        mark = stream.read(2)
-        encoding = "utf-16-be" if mark == codecs.BOM_UTF16_BE else "utf-16-le"
-        if mark not in (codecs.BOM_UTF16_BE, codecs.BOM_UTF16_LE):
-            stream.seek(0)
-    return _unit_lines(stream, np.dtype(">u2" if encoding.endswith("be") else "<u2")), encoding
+def _is_bytewise(encoding: str) -> bool:
+    """Whether a line feed is one byte."""
+    return "\n".encode(encoding) == b"\n"
 
 
 def _byte_lines(stream: IO[bytes]) -> Iterator[bytes | None]:
@@ -132,12 +134,52 @@ def _byte_lines(stream: IO[bytes]) -> Iterator[bytes | None]:
         if line.endswith(b"\n") or len(line) < LONGEST:
             yield line.removesuffix(b"\n").removesuffix(b"\r")
             continue
-        while line and not line.endswith(b"\n"):
-            line = stream.readline(LONGEST)
+        _skip_line(stream, line)
         yield None
 
 
-def _unit_lines(stream: IO[bytes], unit: np.dtype[Any]) -> Iterator[bytes | None]:
+def _skip_line(stream: IO[bytes], line: bytes) -> None:
+    """Read on to the end of a line that is too long to be held."""
+    while line and not line.endswith(b"\n"):
+        line = stream.readline(LONGEST)
+
+
+def _byte_blocks(stream: IO[bytes]) -> Iterator[bytes | list[bytes | None]]:
+    """Whole lines, some at a time; a line that is too long to be held is None."""
+    while block := stream.read(_BLOCK_BYTES):
+        last = b"" if block.endswith(b"\n") else stream.readline(LONGEST)
+        block += last
+        if len(last) < LONGEST or last.endswith(b"\n"):
+            yield block
+            continue
+        _skip_line(stream, last)
+        if begun := block.rfind(b"\n") + 1:
+            yield block[:begun]
+        yield [None]
+
+
+def _cut(block: bytes) -> list[bytes | None]:
+    """The lines of a block without their ends, None for one that is too long."""
+    lines = block.removesuffix(b"\n").split(b"\n")
+    return [line.removesuffix(b"\r") if len(line) < LONGEST else None for line in lines]
+
+
+def _grouped(lines: Iterator[bytes | None]) -> Iterator[list[bytes | None]]:
+    while group := list(islice(lines, _BLOCK)):
+        yield group
+
+
+def _unit_lines(stream: IO[bytes], encoding: str) -> tuple[Iterator[bytes | None], str]:
+    """The lines of a file whose characters have two bytes, and the encoding of each."""
+    if encoding == "utf-16":
+        mark = stream.read(2)
+        encoding = "utf-16-be" if mark == codecs.BOM_UTF16_BE else "utf-16-le"
+        if mark not in (codecs.BOM_UTF16_BE, codecs.BOM_UTF16_LE):
+            stream.seek(0)
+    return _cut_units(stream, np.dtype(">u2" if encoding.endswith("be") else "<u2")), encoding
+
+
+def _cut_units(stream: IO[bytes], unit: np.dtype[Any]) -> Iterator[bytes | None]:
     raw = stream.read()
     units = np.frombuffer(raw[: len(raw) // 2 * 2], unit)
     start = 0
@@ -151,27 +193,91 @@ def _unit_lines(stream: IO[bytes], unit: np.dtype[Any]) -> Iterator[bytes | None
 
 
 class _Reader:
-    """Reads lines one by one, and notes those that it cannot read."""
+    """Reads blocks of lines, and notes the lines that it cannot read. The header names the
+    columns."""
 
-    def __init__(self, delimiter: str, encoding: str, fields: int, places: Sequence[int]) -> None:
-        self.delimiter, self.encoding, self.fields, self.places = (
-            delimiter,
-            encoding,
-            fields,
-            places,
-        )
-        self.nothing: list[str | None] = [None] * len(places)
-        self.bad: dict[str, list[int]] = {}
-        self.count = 0
+    def __init__(self, form: CsvForm, encoding: str, header: bytes) -> None:
+        self.delimiter, self.encoding = form.delimiter, encoding
+        text = header.decode(encoding, errors="replace").removeprefix("\ufeff")
+        found = next(csv.reader([text], delimiter=form.delimiter), [])
+        names = [name.strip(BLANKS) for name in found]
+        kept = [n for n in dict.fromkeys(names) if names.count(n) == 1]
+        self.kept = [name for name in kept if form.wanted is None or name in form.wanted]
+        self.fields, self.places = len(names), [names.index(name) for name in self.kept]
+        self.numbers = {self.kept.index(name) for name in form.numbers if name in self.kept}
+        self.nothing: list[str | None] = [None] * len(self.kept)
 
-    def values(self, number: int, line: bytes | None) -> Sequence[str | None]:
-        """The wanted values of a line, all None where it cannot be read."""
-        self.count += 1
+    def columns(self, block: bytes | list[bytes | None]) -> Columns:
+        """The wanted columns of some lines."""
+        if isinstance(block, bytes):
+            read = self._by_arrow(block)
+            if read is not None:
+                return read
+            block = _cut(block)
+        return self._line_by_line(block)
+
+    def _line_by_line(self, lines: Sequence[bytes | None]) -> Columns:
+        held: list[list[str | None]] = [[] for _ in self.kept]
+        bad: dict[str, list[int]] = {}
+        for number, line in enumerate(lines):
+            try:
+                values: Sequence[str | None] = self._values(line)
+            except ValueError as fault:
+                bad.setdefault(str(fault), []).append(number)
+                values = self.nothing
+            for cells, value in zip(held, values, strict=True):
+                cells.append(value)
+        faults = UnusedRecords({why: np.array(found, np.int64) for why, found in bad.items()})
+        texts = [pa.array(cells, pa.string()) for cells in held]
+        return Columns(dict(zip(self.kept, texts, strict=True)), len(lines), faults)
+
+    def _by_arrow(self, block: bytes) -> Columns | None:
+        """The same from Arrow's reader, or None where it might read something otherwise."""
+        plain = self._plain(block)
+        if plain is None or not self.kept:
+            return None
+        for numbers in (self.numbers, set[int]()) if self.numbers else (set[int](),):
+            try:
+                table = self._table(plain, numbers)
+            except pa.ArrowException:
+                continue
+            if table.num_rows != plain.count(b"\n") + (not plain.endswith(b"\n")):
+                return None
+            if not any(pc.any(pc.is_nan(table.column(k))).as_py() for k in numbers):
+                columns = [column.combine_chunks() for column in table.columns]
+                named = dict(zip(self.kept, columns, strict=True))
+                return Columns(named, table.num_rows, UnusedRecords())
+        return None
+
+    def _plain(self, block: bytes) -> bytes | None:
+        """The block in UTF-8, if its lines are nothing but values between delimiters."""
+        if self.delimiter not in _DELIMITERS or not _is_plain(block, self.delimiter):
+            return None
+        known = codecs.lookup(self.encoding).name
+        if known == "utf-8" or (known in _CHARSETS and block.isascii()):
+            return block
         try:
-            return self._values(line)
-        except ValueError as fault:
-            self.bad.setdefault(str(fault), []).append(number)
-            return self.nothing
+            return block.decode(known).encode() if known in _CHARSETS else None
+        except UnicodeError:
+            return None
+
+    def _table(self, block: bytes, numbers: set[int]) -> pa.Table:
+        names = [str(place) for place in range(self.fields)]
+        wanted = [names[place] for place in self.places]
+        # Memory of Arrow's own: its threads must not release an object of Python's.
+        copy = pa.BufferOutputStream()
+        copy.write(block)
+        kinds = [pa.float32() if k in numbers else pa.string() for k in range(len(wanted))]
+        return pa.csv.read_csv(
+            pa.BufferReader(copy.getvalue()),
+            pa.csv.ReadOptions(column_names=names, block_size=_ARROW_BYTES),
+            pa.csv.ParseOptions(delimiter=self.delimiter),
+            pa.csv.ConvertOptions(
+                column_types=dict(zip(wanted, kinds, strict=True)),
+                include_columns=wanted,
+                null_values=default_na_strings(),
+            ),
+        )
 
     def _values(self, line: bytes | None) -> list[str | None]:
         if line is None:
@@ -201,3 +307,40 @@ class _Reader:
 
 def _is_decoded(text: str | None) -> bool:
     return not any("\ud800" <= character <= "\udfff" for character in text or "")
+
+
+def _is_plain(block: bytes, delimiter: str) -> bool:
+    """Whether lines have no other ends than the usual ones, none is empty or very long, and quotes
+    are around whole values of a line and nowhere else."""
+    if b"\r" in block and block.count(b"\r") != block.count(b"\r\n"):
+        return False
+    empty = block.startswith((b"\n", b"\r\n")) or b"\n\n" in block or b"\n\r\n" in block
+    if empty or b"\0" in block or block.startswith(codecs.BOM_UTF8):
+        return False
+    if b'"' not in block:
+        return _has_short_lines(block, LONGEST)
+    return _has_short_lines(block, min(LONGEST, csv.field_size_limit())) and _quotes_values(
+        block, delimiter
+    )
+
+
+def _quotes_values(block: bytes, delimiter: str) -> bool:
+    """Whether every second quote opens a value, and the next one closes it in the same line."""
+    signs = np.frombuffer(block, np.uint8)
+    quotes = np.flatnonzero(signs == ord('"'))
+    if len(quotes) % 2:
+        return False
+    opening, closing = quotes[::2], quotes[1::2]
+    ends = np.concatenate([[ord("\n")], signs, [ord("\n")]])  # signs[k] is ends[k + 1]
+    before, after = ends[opening], ends[closing + 2]
+    lines = np.flatnonzero(signs == ord("\n"))
+    whole = np.searchsorted(lines, opening) == np.searchsorted(lines, closing)
+    opens = np.isin(before, (ord(delimiter), ord("\n")))
+    closes = np.isin(after, (ord(delimiter), ord("\n"), ord("\r")))
+    return bool((whole & opens & closes).all())
+
+
+def _has_short_lines(block: bytes, longest: int) -> bool:
+    """Whether every half of the longest allowed line has an end of a line in it."""
+    half = longest // 2
+    return all(b"\n" in block[at : at + half] for at in range(0, len(block) - half, half))

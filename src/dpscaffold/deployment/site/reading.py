@@ -9,7 +9,7 @@ gradient. The site's log and ``site check`` say which records these are; nobody 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,11 +32,14 @@ from dpscaffold.deployment.site.data_table import (
     SiteParquet,
     site_data,
 )
-from dpscaffold.deployment.site.lines import Columns, UnusedRecords, read_csv
+from dpscaffold.deployment.site.lines import Columns, CsvForm, UnusedRecords, csv_parts
 from dpscaffold.errors import BadInput
 
 #: A sentence, and whether what it says is fine.
 Note = tuple[str, bool]
+#: How many records of a Parquet file are read at a time.
+_ROWS = 1 << 16
+_TOO_LARGE = "a feature is too large"
 #: Larger numbers are not finite in single precision.
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -107,34 +110,75 @@ def broken_lines(table: Mapping[str, Any], folder: Path) -> tuple[Note, ...]:
     path, data = check_data_table(table, folder), site_data(table)
     if not isinstance(data, SiteCsv):
         return ()
-    return _noted(data, read_csv(path, data.delimiter, encoding=data.encoding).faults)
+    merged = _Merged()
+    for part in csv_parts(path, CsvForm(data.delimiter, data.encoding)):
+        merged.add(part.faults, part.records)
+    return _noted(data, merged.faults(()))
 
 
 def read_records(table: Mapping[str, Any], folder: Path, schema: SchemaSettings) -> SiteRecords:
-    """The site's records as features and labels."""
+    """The site's records as features and labels. They are read and coded some at a time, so that
+    little more than the result is held in memory."""
     path, data = check_data_table(table, folder), site_data(table)
     filled, ranges = list[Note](), list[str]()
+    merged, parts = _Merged(), list[tuple[np.ndarray, np.ndarray, np.ndarray]]()
     try:
         if isinstance(data, SiteArrays):
             rows, labels, faults = _from_npz(path, schema)
+            parts.append(_finished(rows, labels, faults, schema))
+            merged.add(faults, len(labels))
         else:
             schema = _with_own_na_values(schema, data)
-            found = _opened(path, data, schema)
-            decimal = data.decimal if isinstance(data, SiteCsv) else "."
-            rows, labels, filled, ranges = _from_table(found, schema, decimal)
-            faults = found.faults
-        features = _prepared(rows, schema, faults)
+            seen = _Seen(schema)
+            for found in _opened(path, data, schema):
+                rows, labels = _from_table(found, schema, data, seen)
+                parts.append(_finished(rows, labels, found.faults, schema))
+                merged.add(found.faults, found.records)
+            filled, ranges = seen.filled(), seen.ranges()
     except BadInput as error:
         raise Refused("data-unfit", str(error)) from error
-    used = faults.used(len(labels))
-    features[~used], labels = 0, np.where(used, schema.target.scaled(labels), 0)
+    features, labels, used = (np.concatenate(column) for column in zip(*parts, strict=True))
     return SiteRecords(
-        torch.from_numpy(np.ascontiguousarray(features, np.float32)),
-        torch.from_numpy(np.ascontiguousarray(labels, schema.target.dtype)),
+        torch.from_numpy(features),
+        torch.from_numpy(labels),
         torch.from_numpy(used),
-        _noted(data, faults, filled),
+        _noted(data, merged.faults(_reasons(schema)), filled),
         tuple(ranges),
     )
+
+
+def _finished(
+    rows: np.ndarray, labels: np.ndarray, faults: UnusedRecords, schema: SchemaSettings
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Features (n, d) float32, labels (n,) and which records contribute (n,); zeros elsewhere."""
+    features = _prepared(rows, schema, faults)
+    used = faults.used(len(labels))
+    features[~used], labels = 0, np.where(used, schema.target.scaled(labels), 0)
+    return (
+        np.ascontiguousarray(features, np.float32),
+        np.ascontiguousarray(labels, schema.target.dtype),
+        used,
+    )
+
+
+class _Merged:
+    """The unused records of the parts of a table, by their numbers in the whole of it."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, list[np.ndarray]] = {}
+        self.records = 0
+
+    def add(self, faults: UnusedRecords, records: int) -> None:
+        """The next part."""
+        for reason, numbers in faults.found.items():
+            self.found.setdefault(reason, []).append(numbers + self.records)
+        self.records += records
+
+    def faults(self, last: Sequence[str]) -> UnusedRecords:
+        """All of them; the reasons ``last`` come after all others, in this order."""
+        at = {reason: place for place, reason in enumerate(last)}
+        order = sorted(self.found, key=lambda reason: at.get(reason, -1))
+        return UnusedRecords({reason: np.concatenate(self.found[reason]) for reason in order})
 
 
 def _prepared(rows: np.ndarray, schema: SchemaSettings, faults: UnusedRecords) -> np.ndarray:
@@ -154,7 +198,7 @@ def _prepared(rows: np.ndarray, schema: SchemaSettings, faults: UnusedRecords) -
         raise BadInput(
             "wrong-column-count", f"{features.shape[1]} features instead of {schema.dimension}"
         )
-    faults.add("a feature is too large", np.flatnonzero(~np.isfinite(features).all(1)))
+    faults.add(_TOO_LARGE, np.flatnonzero(~np.isfinite(features).all(1)))
     return features
 
 
@@ -208,8 +252,8 @@ def _with_own_na_values(schema: SchemaSettings, data: SiteCsv | SiteParquet) -> 
     )
 
 
-def _opened(path: Path, data: SiteCsv | SiteParquet, schema: SchemaSettings) -> Columns:
-    """The columns of a file that the schema asks for."""
+def _opened(path: Path, data: SiteCsv | SiteParquet, schema: SchemaSettings) -> Iterator[Columns]:
+    """The columns of a file that the schema asks for, some records at a time."""
     if not schema.columns or (schema.classes and not schema.class_names):
         raise BadInput(
             "schema-incomplete",
@@ -217,74 +261,124 @@ def _opened(path: Path, data: SiteCsv | SiteParquet, schema: SchemaSettings) -> 
         )
     wanted = (*schema.columns, schema.label)
     if isinstance(data, SiteCsv):
-        found = read_csv(path, data.delimiter, wanted, data.encoding)
+        numbers = _read_as_numbers(schema) if data.decimal == "." else ()
+        parts = csv_parts(path, CsvForm(data.delimiter, data.encoding, wanted, numbers))
     else:
-        found = _read_parquet(path, wanted)
-    lacking = [name for name in wanted if name not in found.columns]
-    stray = next((name for name in lacking if name not in schema.absent), None)
-    if stray is not None:
-        raise BadInput(
-            "unknown-column",
-            f"there is no column {stray!r}, or more than one; add it, or ask the server to name it "
-            f"in schema.absent, which makes its values missing here",
-        )
-    empty = pa.chunked_array([pa.nulls(found.records, pa.string())])
-    return replace(found, columns={**found.columns, **dict.fromkeys(lacking, empty)})
+        parts = _parquet_parts(path, wanted)
+    for found in parts:
+        lacking = [name for name in wanted if name not in found.columns]
+        stray = next((name for name in lacking if name not in schema.absent), None)
+        if stray is not None:
+            raise BadInput(
+                "unknown-column",
+                f"there is no column {stray!r}, or more than one; add it, or ask the server to "
+                f"name it in schema.absent, which makes its values missing here",
+            )
+        empty = pa.nulls(found.records, pa.string())
+        yield replace(found, columns={**found.columns, **dict.fromkeys(lacking, empty)})
 
 
-def _read_parquet(path: Path, wanted: tuple[str, ...]) -> Columns:
+def _read_as_numbers(schema: SchemaSettings) -> list[str]:
+    """Columns whose cells mean what a plain number in a file means: no date, no category, and no NA
+    string, which would be compared with the text of a cell."""
+    others = {*schema.categories, *schema.dates, *((schema.label,) if schema.classes else ())}
+    names = (*schema.columns, schema.label)
+    return [n for n in names if n not in others and not schema.na_strings.of(n)]
+
+
+def _parquet_parts(path: Path, wanted: tuple[str, ...]) -> Iterator[Columns]:
     try:
-        file = pyarrow.parquet.ParquetFile(path)
-        names = [name.strip(BLANKS) for name in file.schema_arrow.names]
-        table = file.read()
+        with pyarrow.parquet.ParquetFile(path) as file:
+            names = [name.strip(BLANKS) for name in file.schema_arrow.names]
+            places = {name: names.index(name) for name in wanted if names.count(name) == 1}
+            empty = True
+            for batch in file.iter_batches(batch_size=_ROWS):
+                columns = {name: batch.column(place) for name, place in places.items()}
+                yield Columns(columns, batch.num_rows, UnusedRecords())
+                empty = False
+            if empty:
+                none = file.schema_arrow.empty_table()
+                columns = {n: none.column(k).combine_chunks() for n, k in places.items()}
+                yield Columns(columns, 0, UnusedRecords())
     except (OSError, pa.ArrowException, ValueError) as error:
         raise BadInput("file-unreadable", f"{path} cannot be read as parquet: {error}") from error
-    columns = {name: table.column(names.index(name)) for name in wanted if names.count(name) == 1}
-    return Columns(columns, table.num_rows, UnusedRecords())
 
 
 def _from_table(
-    table: Columns, schema: SchemaSettings, decimal: str
-) -> tuple[np.ndarray, np.ndarray, list[Note], list[str]]:
-    """Rows (n, width) and labels (n,) by the table codec, what was filled, and ranges. Records with
-    a cell that cannot be read are added to the table's unused ones."""
-    columns = {name: column.combine_chunks() for name, column in table.columns.items()}
+    table: Columns, schema: SchemaSettings, data: SiteCsv | SiteParquet, seen: _Seen
+) -> tuple[np.ndarray, np.ndarray]:
+    """Rows (n, width) and labels (n,) by the table codec. Records with a cell that cannot be read
+    are added to the table's unused ones, and ``seen`` learns what the cells hold."""
     coding, faults = schema.coding, table.faults
-    reader = coding.reader(decimal)
+    reader = coding.reader(data.decimal if isinstance(data, SiteCsv) else ".")
 
     def unused(problem: CellProblem) -> None:
-        what = "UTF-8" if problem.column in schema.categories else "a number"
-        faults.add(f"{problem.column!r} is not {what}", np.flatnonzero(problem.rows))
+        faults.add(_unreadable(schema, problem.column), np.flatnonzero(problem.rows))
 
-    cells = read_cells(coding, columns, unused, reader)
-    labels = read_labels(schema.target, {schema.label: columns[schema.label]}, reader)
+    cells = read_cells(coding, table.columns, unused, reader)
+    labels = read_labels(schema.target, {schema.label: table.columns[schema.label]}, reader)
     faults.add(_no_label(schema, repr(schema.label)), np.flatnonzero(~labels.known))
-    filled, ranges = _filled(cells, table, schema), _ranges(cells, table, schema)
-    return coding.layout.encode(cells), labels.values, filled, ranges
+    seen.add(cells, faults.used(table.records))
+    return coding.layout.encode(cells), labels.values
 
 
-def _ranges(cells: np.ndarray, table: Columns, schema: SchemaSettings) -> list[str]:
-    """The smallest and the largest number of each column of numbers."""
-    said, used = [], table.faults.used(table.records)
-    for name, column in zip(schema.columns, cells.T, strict=True):
-        known = column[used & ~np.isnan(column)]
-        if name not in schema.categories and len(known):
-            said.append(f"{name} (shown to you alone): {known.min():.4g} to {known.max():.4g}")
-    return said
+def _unreadable(schema: SchemaSettings, name: str) -> str:
+    return f"{name!r} is not {'UTF-8' if name in schema.categories else 'a number'}"
 
 
-def _filled(cells: np.ndarray, table: Columns, schema: SchemaSettings) -> list[Note]:
-    """How often a missing number or an unknown category was read by the schema's rule. Where that
-    is a whole column, the file is probably coded otherwise than the schema says."""
-    used, said = table.faults.used(table.records), list[Note]()
-    for name, column in zip(schema.columns, cells.T, strict=True):
-        if name in schema.categories:
-            gone = ~(column >= 0)
-            rule = "not among the offer's categories, and are zero everywhere"
-        else:
-            gone, rule = np.isnan(column), f"missing, and read as {schema.missing:g}"
-        count = int((gone & used).sum())
-        if count:
-            sentence = f"{count} of {int(used.sum())} values of {name!r} are {rule}"
-            said.append((sentence, name in schema.absent or count < int(used.sum())))
-    return said
+def _reasons(schema: SchemaSettings) -> list[str]:
+    """Why a record that could be read contributes nothing, in the order in which it is looked
+    at."""
+    cells = [_unreadable(schema, name) for name in schema.columns]
+    return [*cells, _no_label(schema, repr(schema.label)), _TOO_LARGE]
+
+
+class _Seen:
+    """What the columns of a table hold, added up over its parts: how many values are missing or
+    unknown, and the smallest and the largest number."""
+
+    def __init__(self, schema: SchemaSettings) -> None:
+        self.schema = schema
+        self.used = 0
+        self.gone = np.zeros(len(schema.columns), np.int64)
+        self.ends = [(np.float32(np.inf), np.float32(-np.inf)) for _ in schema.columns]
+
+    def add(self, cells: np.ndarray, used: np.ndarray) -> None:
+        """Cells (n, columns) of the next part, and which records contribute (n,)."""
+        self.used += int(used.sum())
+        for place, name in enumerate(self.schema.columns):
+            column = cells[:, place] if used.all() else cells[used, place]
+            if name in self.schema.categories:
+                self.gone[place] += int((~(column >= 0)).sum())
+                continue
+            missing = int(np.isnan(column).sum())
+            self.gone[place] += missing
+            if missing < len(column):
+                low, high = self.ends[place]
+                self.ends[place] = (
+                    min(low, np.nanmin(column)),
+                    max(high, np.nanmax(column)),
+                )
+
+    def ranges(self) -> list[str]:
+        """The smallest and the largest number of each column of numbers."""
+        pairs = zip(self.schema.columns, self.ends, strict=True)
+        return [
+            f"{name} (shown to you alone): {low:.4g} to {high:.4g}"
+            for name, (low, high) in pairs
+            if low <= high
+        ]
+
+    def filled(self) -> list[Note]:
+        """How often a missing number or an unknown category was read by the schema's rule. Where
+        that is a whole column, the file is probably coded otherwise than the schema says."""
+        schema, said = self.schema, list[Note]()
+        for name, count in zip(schema.columns, self.gone.tolist(), strict=True):
+            if name in schema.categories:
+                rule = "not among the offer's categories, and are zero everywhere"
+            else:
+                rule = f"missing, and read as {schema.missing:g}"
+            if count:
+                sentence = f"{count} of {self.used} values of {name!r} are {rule}"
+                said.append((sentence, name in schema.absent or count < self.used))
+        return said
