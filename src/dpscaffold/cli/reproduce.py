@@ -61,7 +61,9 @@ def reproduce_command(
     data_dir: Annotated[
         Path | None,
         typer.Option(
-            "--data-dir", help="Folder with the data of school or rotated-mnist. Default: data."
+            "--data-dir",
+            help="Folder of the datasets. Default: $DPSCAFFOLD_DATA; data for school and "
+            "rotated-mnist.",
         ),
     ] = None,
     row: Annotated[
@@ -88,8 +90,11 @@ def reproduce_command(
         refuse_given(other, f"which {name} does not have; leave it out")
         _personal(name, data_dir or Path("data"), place, seeds, device or "cpu", quiet, as_json)
         return
-    refuse_given({"--data-dir": data_dir}, f"which is for {' and '.join(PERSONAL)}; leave it out")
-    request = ReproduceRequest(place, seeds, scale, device or "cpu", folds, rows, only_runs)
+    if list_ or not any(experiment(one).reads_files for one in names(name or "all", rows)):
+        refuse_given({"--data-dir": data_dir}, "and no file would be read; leave it out")
+    request = ReproduceRequest(
+        place, seeds, scale, device or "cpu", folds, rows, only_runs, data_dir
+    )
     chosen = pick_device(request.device)
     _refuse_contradictions(name, list_, estimate, rows, device)
     if list_:

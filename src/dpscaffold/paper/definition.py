@@ -47,6 +47,7 @@ ORDER = (
     "frontier",
     "frontier-secure",
     "frontier-hog",
+    "fashion-mnist",
     "planner",
     "warm-start",
     "shared-noise",
@@ -139,8 +140,15 @@ class Experiment:
     tuned_at: str | None = None
     brief: str = ""
     plans: bool = False  # η₀ is also chosen on public surrogates
+    whole_plans: bool = False  # a line of plans that were made from public facts alone
     about: tuple[str, ...] = ()  # paragraphs above the tables
     also: tuple[str, ...] = ()  # experiments that are reproduced with this one
+
+    @property
+    def reads_files(self) -> bool:
+        """Whether any of its rows has data from files."""
+        sources = {row.set.get("data.source", self.base["data"]["source"]) for row in self.rows}
+        return sources != {"synthetic"}
 
     def cases(self, seeds: int | None = None, scale: float = 1.0) -> list[Case]:
         """All runs, those that can share a stack near each other."""
@@ -273,6 +281,7 @@ def _build(name: str, tables: dict[str, Any]) -> Experiment:
         tuned_at=tables.get("tuned_at"),
         brief=tables["brief"],
         plans=tables.get("plans", False),
+        whole_plans=tables.get("whole_plans", False),
         about=tuple(tables.get("about", ())),
         also=tuple(tables.get("also", ())),
     )

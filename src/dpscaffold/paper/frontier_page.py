@@ -11,6 +11,7 @@ from dpscaffold.paper.ladders import at_end
 from dpscaffold.paper.planned import PlannedCell, compared, planner_parts
 from dpscaffold.paper.results import CaseResult, Place, Results, average, last
 from dpscaffold.paper.text import TUNING, Provenance, markdown, percent, rate
+from dpscaffold.paper.whole_plans import LINE, plan_parts
 
 
 def frontier_parts(results: Results, made: Provenance) -> list[str]:
@@ -27,7 +28,7 @@ def frontier_parts(results: Results, made: Provenance) -> list[str]:
         places = [[(row, column, line) for line in lines] for column in columns]
         rows = [_cells(results, here, planned) for here in places]
         parts += [f"### {row}", markdown(header, rows), *_tried(results, row)]
-    return parts
+    return [*parts, *plan_parts(results)]
 
 
 def _cells(
@@ -47,7 +48,7 @@ def _cells(
         ways.get(sampling, "not private"),
         *(_both(results, place) for place in places),
         ", ".join(filter(None, noises)),
-        ", ".join(_rate(results, place) for place in made),
+        ", ".join(_rate(results, place) for place in made if place[2] != LINE),
         "" if planned.keys().isdisjoint(made) else ", ".join(ours),
     ]
 

@@ -12,15 +12,13 @@ from pathlib import Path
 import torch
 
 from dpscaffold.atomic import write_text
-from dpscaffold.data.shapes import shape_of
-from dpscaffold.errors import BadInput
 from dpscaffold.paper.cases import Case
 from dpscaffold.paper.definition import Experiment, rate_label
 from dpscaffold.paper.results import Place, Results, SeedSummary, average
-from dpscaffold.paper.solving import sizes_of, solved_noise
+from dpscaffold.paper.solving import solved_noise
 from dpscaffold.paper.text import markdown
+from dpscaffold.paper.whole_plans import public_facts
 from dpscaffold.paper.widening import at_rate
-from dpscaffold.planning.facts import Facts
 from dpscaffold.planning.trial import StepSizeTrial, best_trial, choose_rates
 from dpscaffold.setting import Setting
 from dpscaffold.training.events import Listener
@@ -70,7 +68,7 @@ def plan_places(
         if not todo or not row.ladder:
             continue
         settings = [_public(case) for case in todo]
-        guess = _facts(todo[0]).guess
+        guess = public_facts(todo[0]).guess
         choices = choose_rates(settings, guess, row.ladder, widen=False, device=device, tell=tell)
         found |= {_place(c): choice.trials for c, choice in zip(todo, choices, strict=True)}
         _write(found, root / "planner" / FILE)
@@ -91,24 +89,9 @@ def _place(case: Case) -> Place:
     return case.labels["row"], case.labels["column"], case.labels["line"]
 
 
-def _facts(case: Case) -> Facts:
-    """What is public of a case: the sizes, the shape after preparation, γ where the partition is by
-    similarity, and rows of norm 1."""
-    data = case.settings.data
-    shape = shape_of(data)
-    if shape is None:
-        raise BadInput(
-            "learning-rate-not-planned",
-            f"data.source is {data.source!r}, whose features and classes only its files tell; a "
-            f"step size is planned from public facts, so give one (plan.learning_rate)",
-        )
-    similarity = getattr(data, "similarity", None)
-    return Facts(sizes_of(data), *shape, similarity)
-
-
 def _public(case: Case) -> Setting:
     """The run of a case without its data, its noise solved."""
-    settings, facts = solved_noise(case).settings, _facts(case)
+    settings, facts = solved_noise(case).settings, public_facts(case)
     assert settings.privacy is not None and settings.privacy.noise is not None
     return Setting(
         facts.roster,

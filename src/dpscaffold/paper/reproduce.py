@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,6 +17,7 @@ from dpscaffold.paper.cases import Case
 from dpscaffold.paper.definition import Experiment
 from dpscaffold.paper.planned import plan_places, planned_cases, read_planned
 from dpscaffold.paper.runner import Loader, run_cases, user_steps
+from dpscaffold.paper.whole_plans import make_plans
 from dpscaffold.paper.widening import widened
 from dpscaffold.training.events import Listener, Writing, silence
 from dpscaffold.training.optimum import solve
@@ -27,7 +29,7 @@ class ReproduceRequest:
 
     ``seeds`` and ``scale`` make it smaller; ``folds=False`` leaves the cross-validation out,
     ``rows`` limits it to rows of those labels, and ``only_runs`` writes finished runs alone, for a
-    machine that cannot draw.
+    machine that cannot draw. ``data_dir`` is the folder of the datasets, if it is not the usual.
     """
 
     out: Path
@@ -37,6 +39,7 @@ class ReproduceRequest:
     folds: bool = True
     rows: tuple[str, ...] = ()
     only_runs: bool = False
+    data_dir: Path | None = None
 
     def __post_init__(self) -> None:
         if self.seeds is not None:
@@ -109,22 +112,28 @@ def reproduce(
     todo = {case.digest: case for case in [*cases, *folded] if case not in archive}
     show = show or (lambda name, work: nullcontext(silence))
     with show(experiment.name, float(sum(map(user_steps, todo.values())))) as tell:
-        run_cases(cases, archive, device, tell, experiment.optimum)
+        loader = Loader(data_dir=request.data_dir)
+        run = partial(run_cases, archive=archive, device=device, tell=tell, loader=loader)
+        planned = []
+        if experiment.whole_plans:  # made before any run of the experiment, on no data
+            planned = make_plans(cases, archive.folder, device, tell)
+            run(planned)
+        run(cases, optimum=experiment.optimum)
         if experiment.plans:
             more = planned_cases(cases, plan_places(experiment, cases, request.out, device, tell))
-            run_cases(more, archive, device, tell, experiment.optimum)
+            run(more, optimum=experiment.optimum)
             cases += more
         elif experiment.kind == "frontier":  # what was planned before is shown next to
             more = planned_cases(cases, read_planned(request.out))
             cases += [case for case in more if case in archive]
         while more := widened(experiment, cases, archive):  # a planned best may lie at an end too
-            run_cases(more, archive, device, tell, experiment.optimum)
+            run(more, optimum=experiment.optimum)
             cases += more
-        run_cases(folded, archive, device, tell)
+        run(folded)
         if request.only_runs:
             return [archive.path.name]
         tell(Writing())
-        return write(experiment, request, cases, folded, archive)
+        return write(experiment, request, [*cases, *planned], folded, archive)
 
 
 def write(

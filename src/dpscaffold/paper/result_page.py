@@ -189,15 +189,7 @@ def _epsilons_by_plan(results: Results) -> dict[str, dict[str, float | None]]:
 def _privacy(results: Results) -> list[str]:
     """ε by view and bound of every distinct private plan."""
     if results.experiment.kind == "frontier":
-        secure = "secure" in results.experiment.base
-        sees = "only sums of uploads" if secure else "all uploads and who took part"
-        bound = "the bound of secure sums (Theorem 4, " if secure else "random participation ("
-        text = (
-            f"ε is against the server (who sees {sees}) {_DELTA}, by {bound}PLD), for "
-            f"participants and batches drawn at random and the neighbours that each line names. "
-            f"The noise was solved for it."
-        )
-        return ["## Privacy", text + _outside(results)]
+        return ["## Privacy", *_solved_for(results)]
     seen = _epsilons_by_plan(results)
     if not seen:
         return []
@@ -222,6 +214,25 @@ def _privacy(results: Results) -> list[str]:
         note + _outside(results),
         markdown(["plan", *names], rows),
     ]
+
+
+def _solved_for(results: Results) -> list[str]:
+    """Whom the ε of a frontier holds against and by which bound: of rows whose server sees every
+    upload, and of rows whose server sees sums."""
+    rows: dict[bool, dict[str, None]] = {}
+    for case in (run.case for run in results.runs if run.case.private):
+        rows.setdefault(case.settings.secure is not None, {})[case.labels["row"]] = None
+    found = []
+    for secure, labels in rows.items():
+        sees = "only sums of uploads" if secure else "all uploads and who took part"
+        bound = "the bound of secure sums (Theorem 4, " if secure else "random participation ("
+        where = f"In {', '.join(f'*{label}*' for label in labels)} " if len(rows) > 1 else ""
+        found.append(
+            f"{where}ε is against the server (who sees {sees}) {_DELTA}, by {bound}PLD), for "
+            f"participants and batches drawn at random and the neighbours that each line names. "
+            f"The noise was solved for it."
+        )
+    return [*found[:-1], found[-1] + _outside(results)] if found else []
 
 
 _DELTA = "at δ = 1/(all training records)"

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -113,15 +114,19 @@ def _structure(case: Case) -> tuple[str, int]:
 
 @dataclass
 class Loader:
-    """Federations by their ``[data]`` table and fold; the last few stay in memory."""
+    """Federations by their ``[data]`` table and fold; the last few stay in memory. ``data_dir`` is
+    the folder of the datasets, if it is not the usual."""
 
     keep: int = 8
+    data_dir: Path | None = None
     _held: dict[str, Federation] = field(default_factory=dict)
 
     def get(self, case: Case) -> Federation:
         """The federation of a case; equal tables give the same object, so a stack stores it
         once."""
         data = case.settings.data
+        if self.data_dir is not None and "data_dir" in type(data).model_fields:
+            data = data.model_copy(update={"data_dir": str(self.data_dir)})
         base = data.model_dump_json()
         if case.fold is None:
             return self._remember(base, lambda: load_federation(data))
@@ -145,10 +150,11 @@ def run_cases(
     device: torch.device,
     tell: Listener,
     optimum: bool = False,
+    loader: Loader | None = None,
 ) -> None:
     """Run what is not in the archive yet; every finished stack is kept at once."""
     todo = list({case.digest: case for case in cases if case not in archive}.values())
-    loader = Loader()
+    loader = loader or Loader()
     made = versions() | {"device": _device_name(device), "threads": torch.get_num_threads()}
     stacks = case_stacks(todo, device)
     for number, stack in enumerate(stacks, 1):

@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
 from dpscaffold.atomic import atomic_file
+from dpscaffold.paper.whole_plans import LINE
 from dpscaffold.report.drawing import new_figure
 
 if TYPE_CHECKING:
@@ -83,7 +84,8 @@ def _means(rows: Iterable[Mapping[str, Any]]) -> Means:
     """Of every row and ε the best algorithm, as the mean over seeds of its averaged model."""
     seeds: dict[tuple[str, str, str, str], list[float]] = {}
     for row in rows:
-        if str(row["shown"]) == "True" and row["output"].startswith("average of"):
+        shown = str(row["shown"]) == "True" and row["line"] != LINE
+        if shown and row["output"].startswith("average of"):
             place = (row["experiment"], row["row"], row["column"], row["line"])
             seeds.setdefault(place, []).append(float(row["test_accuracy"]))
     found: Means = {}

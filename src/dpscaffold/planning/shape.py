@@ -33,6 +33,9 @@ CLASSES, FEATURES, WEIGHTS = 100, 1000, 50_000
 #: Rounds that a surrogate has at least, however much one of them computes.
 LEAST_ROUNDS = 50
 
+#: What a round computes for a participant besides its steps, as records: uploads, memory, the mean.
+ROUND_COSTS = 50
+
 
 @dataclass(frozen=True)
 class Fidelity:
@@ -40,8 +43,8 @@ class Fidelity:
 
     ``participants`` and ``steps`` are those of a round, at most (None: the usual), and
     ``steps_in_all`` are the steps of all rounds together. ``work`` limits what one run computes:
-    participants × steps × records of a batch × weights × rounds. Where this is too much, there are
-    fewer rounds, each going further.
+    participants × weights × rounds × the records of a round, which are those of its steps and
+    :data:`ROUND_COSTS`. Where this is too much, there are fewer rounds, each going further.
     """
 
     participants: int | None = None
@@ -89,7 +92,8 @@ class Shape:
         steps = min(fidelity.steps or STEPS, setting.plan.local_steps)
         features, classes = _columns(setting.task, schema.dimension, len(schema.target.classes))
         weights = setting.task.parameters * features / max(1, schema.dimension)
-        longest = fidelity.most_rounds(steps, cohort_size * steps * batch * weights)
+        work = cohort_size * (steps * batch + ROUND_COSTS) * weights
+        longest = fidelity.most_rounds(steps, work)
         warm = min(setting.warm_rounds, longest)
         rounds = warm + min(setting.plan.rounds - setting.warm_rounds, longest)
         return cls(users, cohort_size, records, batch, steps, rounds, warm, features, classes)

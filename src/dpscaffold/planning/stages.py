@@ -35,7 +35,7 @@ CLOSE_LOOKS = 2
 MOST_STEPS = 50
 
 QUICK_LOOK = Fidelity(12, MOST_STEPS, steps_in_all=1250, work=2.7e9)
-CLOSE_LOOK = Fidelity(12, MOST_STEPS, work=8e9)
+CLOSE_LOOK = Fidelity(12, MOST_STEPS, work=6e9)
 
 #: η₀ of a quick look, a factor of ten apart; those a factor of three around the best follow.
 COARSE = (0.03, 0.3, 3.0, 30.0)
