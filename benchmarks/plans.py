@@ -3,11 +3,12 @@
     python benchmarks/plans.py --out FOLDER [--device cuda] [--data-dir DATA] [--rows 1 2 3 4]
     python benchmarks/plans.py --out FOLDER --write docs
 
-For each of four rows of the frontier and each ε towards the server, ``recommend`` makes a plan from
-public facts alone: at most 400 rounds, the row's local steps, a fifth of the users in a round,
-Poisson batches. The plan is written, read back and trained on the real data with three seeds. What
-its averaged model reaches stands next to the best of the frontier at the same ε, which is the best
-of all algorithms, step sizes, clips and K that were tried **with the test data in view**.
+For each row of the frontier and each ε towards the server, ``recommend`` makes a plan from public
+facts alone: at most 400 rounds, the row's local steps and participants, Poisson batches. Rows 1 to
+4 have the paper's own features, 5 and 6 HOG features, 7 and 8 HOG features and secure sums. The
+plan is written, read back and trained on the real data with three seeds. What its averaged model
+reaches stands next to the best of the frontier at the same ε, which is the best of all algorithms,
+step sizes, clips and K that were tried **with the test data in view**.
 
 Finished parts of FOLDER are kept, so the script goes on where it was stopped, and several may work
 on one FOLDER with other ``--rows`` or ``--epsilons``. ``--write docs`` runs nothing: it writes
@@ -37,28 +38,36 @@ from dpscaffold import recommend
 from dpscaffold.atomic import write_text
 from dpscaffold.config import Configuration, load
 from dpscaffold.data.loading import load_federation
-from dpscaffold.data.shapes import shape_of
 from dpscaffold.paper.cases import Case
 from dpscaffold.paper.definition import experiment
-from dpscaffold.paper.solving import sizes_of
-from dpscaffold.planning import Facts, Goal, Limits
-from dpscaffold.planning.recommendation import Preset
+from dpscaffold.paper.whole_plans import LINE, asked
 from dpscaffold.report.planning import write_plan
 from dpscaffold.training.events import Event, RoundDone, StackBegun
 from dpscaffold.training.stack import Schedule, train_stack
 
 ROOT = Path(__file__).resolve().parents[1]
-FRONTIER = ROOT / "docs" / "results" / "frontier" / "results.parquet"
+MEASURED = ROOT / "docs" / "results"
+FRONTIERS = ("frontier", "frontier-hog", "frontier-secure")
 PAGE = ROOT / "docs" / "planning.md"
 RESULTS = ROOT / "benchmarks" / "results"
 BEGIN, END = "<!-- plans -->", "<!-- end of plans -->"
 
-#: Rows by number, as the frontier names them.
+#: Rows by number, as the frontiers name them; those of secure sums say so.
 ROWS = {
     1: "synthetic (5, 5), λ = 0",
     2: "synthetic (5, 5)",
     3: "FEMNIST, γ = 0 %",
     4: "MNIST, γ = 0 %",
+    5: "FEMNIST, HOG, γ = 0 %",
+    6: "MNIST, HOG, γ = 0 %",
+    7: "FEMNIST, HOG, γ = 0 %, secure sums",
+    8: "MNIST, HOG, γ = 0 %, secure sums",
+}
+SECURE = ", secure sums"
+FEATURES = {
+    "frontier": "on the paper's features",
+    "frontier-hog": "on HOG features",
+    "frontier-secure": "with secure sums on HOG features",
 }
 EPSILONS = (0.1, 0.3, 1.0, 3.0)
 
@@ -79,6 +88,7 @@ class Trained:
     planning_seconds: float
     training_seconds: float
     device: str
+    tail: float = 0.5
 
 
 @dataclass(frozen=True)
@@ -93,11 +103,14 @@ class Best:
     accuracies: tuple[float, ...]
 
     def __str__(self) -> str:
-        averaged = f", average of the last {self.tail:g}" if self.tail not in (None, 0.5) else ""
         return (
             f"{self.algorithm}, K = {self.local_steps}, C = {self.clip:g}, "
-            f"η₀ = {self.learning_rate:g}{averaged}"
+            f"η₀ = {self.learning_rate:g}{_averaged(self.tail)}"
         )
+
+
+def _averaged(tail: float | None) -> str:
+    return f", average of the last {tail:g}" if tail not in (None, 0.5) else ""
 
 
 def say(text: str) -> None:
@@ -118,32 +131,24 @@ class Progress:
             say(f"{self.title}: {self.stack}, round {event.round} of {event.of}")
 
 
+def frontier_of(row: str) -> str:
+    """The experiment that a row is of."""
+    if row.endswith(SECURE):
+        return "frontier-secure"
+    return "frontier-hog" if "HOG" in row else "frontier"
+
+
 def case_of(row: str, epsilon: float) -> Case:
     """The frontier's case at this place, of which the data, the task, λ, K and δ are used."""
-    column = f"{epsilon:g} poisson"
-    found = experiment("frontier").cases(1)
-    return next(c for c in found if c.labels["row"] == row and c.labels["column"] == column)
-
-
-def public(case: Case) -> tuple[Facts, Goal, Limits, Preset]:
-    """What the planner knows: sizes, shape, γ where the partition is by similarity, the task, λ
-    and what one can afford; no record."""
-    settings = case.settings
-    assert settings.privacy is not None and settings.privacy.epsilon is not None
-    shape = shape_of(settings.data)
-    assert shape is not None  # the frontier's sources all say it
-    similarity = getattr(settings.data, "similarity", None)
-    facts = Facts(sizes_of(settings.data), *shape, similarity)
-    # K of the row: the first line of the frontier is DP-SCAFFOLD, whose K is the row's own.
-    limits = Limits(settings.plan.rounds, settings.plan.local_steps, facts.users // 5)
-    goal = Goal(settings.privacy.epsilon, "server", settings.privacy.delta, "poisson")
-    preset = Preset(regularisation=settings.plan.regularisation, task=settings.task.build(facts))
-    return facts, goal, limits, preset
+    place = row.removesuffix(SECURE), f"{epsilon:g} poisson"
+    found = experiment(frontier_of(row)).cases(1)
+    # Its first line is DP-SCAFFOLD or that of secure sums, whose K is the row's own.
+    return next(c for c in found if (c.labels["row"], c.labels["column"]) == place)
 
 
 def planned(case: Case, folder: Path, rounds: int, device: str) -> float:
     """Make the plan and write it with the row's data and task, ready for ``train``; seconds."""
-    facts, goal, limits, preset = public(case)
+    facts, goal, limits, preset = asked(case)
     limits = replace(limits, rounds=min(rounds, limits.rounds))
     begun = time.perf_counter()
     title = f"planning {case.labels['row']}, ε = {goal.epsilon:g}"
@@ -198,6 +203,7 @@ def cell(row: str, epsilon: float, arguments: argparse.Namespace) -> None:
         round(seconds, 1),
         round(time.perf_counter() - begun, 1),
         device_name(arguments.device),
+        plan.tail,
     )
     write_text(folder / "trained.json", json.dumps(asdict(result), ensure_ascii=False) + "\n")
     say(f"{title}: {100 * fmean(accuracies):.2f} %")
@@ -227,18 +233,20 @@ def _text(path: Path) -> str:
 
 def frontier() -> dict[tuple[str, str], Best]:
     """The best mean over seeds of the averaged model, by row and column, over all that was tried
-    there."""
+    in the frontiers."""
     import pyarrow.parquet
 
     keys = ("line", "local_steps", "clip", "learning_rate", "tail")
     runs: dict[tuple[str, str], dict[tuple[Any, ...], list[float]]] = defaultdict(
         lambda: defaultdict(list)
     )
-    for line in pyarrow.parquet.read_table(FRONTIER).to_pylist():
-        if line["output"].startswith("average"):
-            choice = tuple(line.get(key) for key in keys)
-            place = runs[line["row"], line["column"]]
-            place[choice].append(float(line["test_accuracy"] or 0))
+    for name in FRONTIERS:
+        end = SECURE if name == "frontier-secure" else ""
+        for line in pyarrow.parquet.read_table(MEASURED / name / "results.parquet").to_pylist():
+            if line["output"].startswith("average") and line["line"] != LINE:
+                choice = tuple(line.get(key) for key in keys)
+                place = runs[line["row"] + end, line["column"]]
+                place[choice].append(float(line["test_accuracy"] or 0))
     found = {}
     for where, choices in runs.items():
         chosen = max(choices, key=lambda choice: fmean(choices[choice]))
@@ -254,22 +262,24 @@ def lines(done: Sequence[Trained]) -> Iterator[str]:
     best = frontier()
     yield "| row | ε | plan | accuracy | best of the frontier | its accuracy | difference |"
     yield "|---|---|---|---|---|---|---|"
-    differences = []
+    differences: dict[str, list[float]] = {}
     for one in done:
         top = best[one.row, f"{one.epsilon:g} poisson"]
         difference = 100 * (fmean(one.accuracies) - fmean(top.accuracies))
-        differences.append(difference)
+        differences.setdefault(FEATURES[frontier_of(one.row)], []).append(difference)
         yield (
             f"| {one.row} | {one.epsilon:g} | {one.algorithm}, T = {one.rounds}, "
-            f"K = {one.local_steps}, C = {one.clip:g}, η₀ = {one.learning_rate:g} "
-            f"| {shown(one.accuracies)} | {top} | {shown(top.accuracies)} | {difference:+.2f} |"
+            f"K = {one.local_steps}, C = {one.clip:g}, η₀ = {one.learning_rate:g}"
+            f"{_averaged(one.tail)} | {shown(one.accuracies)} | {top} | {shown(top.accuracies)} "
+            f"| {difference:+.2f} |"
         )
     if differences:
         yield ""
-        yield (
-            f"Over {len(differences)} plans the difference is {fmean(differences):+.2f} points on "
-            f"average, {min(differences):+.2f} at worst, and {sum(d >= -2 for d in differences)} "
-            f"of them lose at most 2."
+        yield " ".join(
+            f"Over {len(some)} plans {where} the difference is {fmean(some):+.2f} points on "
+            f"average, {min(some):+.2f} at worst, and {sum(d >= -2 for d in some)} of them lose at "
+            f"most 2."
+            for where, some in differences.items()
         )
 
 
@@ -290,7 +300,7 @@ def report(done: Sequence[Trained]) -> str:
         "FOLDER --write docs`.",
         "Each plan was made from public facts alone (users, sizes, features, classes, γ where the "
         "data are split by similarity, the task, λ, ε towards the server at δ = 1/records, at "
-        "most 400 rounds, the row's K, a fifth of the users in a round, Poisson batches), written "
+        "most 400 rounds, the row's K and participants, Poisson batches), written "
         f"and trained as it is, {seeds} seeds; accuracy is that of the averaged model, in per "
         "cent, ± the deviation over seeds. Next to it is the best of the frontier "
         "(docs/results/frontier) at the same ε: the best of all algorithms, step sizes, clips, K "
@@ -323,10 +333,10 @@ def write_docs(done: Sequence[Trained]) -> None:
     said = (
         "**Whole plans, trained as they are** (`python benchmarks/plans.py --out FOLDER --device "
         "cuda --data-dir DATA`, then `--out FOLDER --write docs`): made from public facts alone, "
-        "with at most 400 rounds, the row's local steps, a fifth of the users in a round and "
-        "Poisson batches; test accuracy of the averaged model in per cent, three seeds, next "
-        "to the best of the frontier at the same ε, chosen among all algorithms, η₀, C, K and "
-        "averaged shares of the rounds that were tried there **with the test data in view**."
+        "with at most 400 rounds, the row's local steps and participants, and Poisson batches; "
+        "test accuracy of the averaged model in per cent, three seeds, next to the best of the "
+        "frontier at the same ε, chosen among all algorithms, η₀, C, K and averaged shares of "
+        "the rounds that were tried there **with the test data in view**."
     )
     table = "\n".join(lines(done))
     write_text(PAGE, f"{before}{BEGIN}\n{said}\n\n{table}\n{END}{after}")
