@@ -50,6 +50,8 @@ OPTIONS = {
     "natural": set[str](),
 }
 PAPER_STEPS = ("standardise", "unit-norm")
+#: Of arrays, which are often scaled already: no step that is fitted on private records.
+ARRAY_STEPS = ("unit-norm",)
 
 
 #: A path as text, given as either.
@@ -584,6 +586,10 @@ class Npz(Pooled):
     ``natural``)."""
 
     source: Literal["npz"]
+    preprocess: tuple[PreprocessingStep, ...] = Field(default=ARRAY_STEPS, validate_default=True)
+    """The preprocessing steps of the features, in order; by default rows are scaled to norm 1, for
+    which no record is read. Value: names or tables of steps: standardise, centre, unit-norm,
+    clip-norm, pca. Example: ``["standardise", "unit-norm"]``"""
     drafted: bool = False
     """Whether 'init' drafted the configuration by looking at the records. The privacy statement
     then says so, because this is outside ε. If you remove the key, you vouch that every line is

@@ -121,7 +121,7 @@ def _load(settings: Any, notify: Notify | None, release: bool) -> Federation:
 
 def federation_of_pool(pool: Pool, settings: Pooled, notify: Notify | None = None) -> Federation:
     """Partition a pool among users and prepare it, as the settings say."""
-    for note in pool.notes if notify else ():
+    for note in (*pool.notes, *_scale_notes(pool, settings)) if notify else ():
         notify(note)  # type: ignore[misc]
     parts, names = allocate(pool.labels, pool.users, pool.names, settings)
     gone = too_small(pool.users, pool.names, settings)
@@ -134,6 +134,21 @@ def federation_of_pool(pool: Pool, settings: Pooled, notify: Notify | None = Non
         coded=True,
     )
     return _assembled(pool, parts, names, settings)
+
+
+def _scale_notes(pool: Pool, settings: Pooled) -> list[str]:
+    """That the default steps do not suit arrays whose columns have different scales."""
+    if not isinstance(settings, Npz) or "preprocess" in settings.model_fields_set:
+        return []
+    from dpscaffold.data.tables.draft import one_scale
+
+    if one_scale(np.asarray(pool.features)):
+        return []
+    return [
+        "warning: columns have different scales, and data.preprocess is ['unit-norm'] by default, "
+        "in which the largest columns hide the others; set data.preprocess = ['standardise', "
+        "'unit-norm'], or scale the columns by public ranges"
+    ]
 
 
 def _assembled(

@@ -15,7 +15,16 @@ import numpy as np
 
 from dpscaffold.data.encoder import Encoder
 from dpscaffold.data.features import Hog, RandomFeatures
-from dpscaffold.data.prepared import ClipNorm, Project, Ranges, Scale, Shift, Standardised, UnitNorm
+from dpscaffold.data.prepared import (
+    ClipNorm,
+    ClipQuantile,
+    Project,
+    Ranges,
+    Scale,
+    Shift,
+    Standardised,
+    UnitNorm,
+)
 from dpscaffold.data.tables.codec import Coding
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.schema import Prepared
@@ -33,6 +42,7 @@ KINDS: dict[str, type[Any]] = {
     "project": Project,
     "unit norm": UnitNorm,
     "clip norm": ClipNorm,
+    "clip quantile": ClipQuantile,
     "scale": Scale,
     "ranges": Ranges,
     "hog": Hog,

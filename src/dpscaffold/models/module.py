@@ -13,7 +13,16 @@ from torch import Tensor, nn
 
 from dpscaffold.data.encoder import Encoder
 from dpscaffold.data.features import Hog, RandomFeatures
-from dpscaffold.data.prepared import ClipNorm, Project, Ranges, Scale, Shift, Standardised, UnitNorm
+from dpscaffold.data.prepared import (
+    ClipNorm,
+    ClipQuantile,
+    Project,
+    Ranges,
+    Scale,
+    Shift,
+    Standardised,
+    UnitNorm,
+)
 from dpscaffold.data.tables.codec import Coding
 from dpscaffold.data.tables.missing import NaStrings, numbers_among
 from dpscaffold.errors import BadInput
@@ -78,7 +87,7 @@ def _stage(step: Any) -> nn.Module:
             return _Ranges(*step.scale)
         case UnitNorm():
             return _UnitNorm()
-        case ClipNorm():
+        case ClipNorm() | ClipQuantile():
             return _ClipNorm(step.norm)
         case Hog():
             return _Hog(step)

@@ -29,6 +29,10 @@ from dpscaffold.privacy.showing import round_up
 MOST_NORM = 3.0
 #: Where no column names a site, records are partitioned among this many.
 MOST_RANDOM_SITES = 10
+#: Columns from which on the direction of a row tells the class, and its norm little.
+MANY_COLUMNS = 20
+#: Columns are of one scale where no deviation is larger than this many times the median.
+ONE_SCALE = 10.0
 #: A site is named where its noise would be more than this share of all sites' together.
 DOMINATES = 0.5
 
@@ -50,6 +54,40 @@ def standardised(norm: float) -> list[str]:
         '# say how to protect them ("Preprocessing and privacy"). Long rows are scaled down.',
         f'preprocess = ["standardise", "clip-norm:{norm:g}"]',
     ]
+
+
+def array_steps(features: np.ndarray, release: bool) -> tuple[list[str], float]:
+    """The preparation of arrays, and the norm of a row after it. Columns of one scale are not
+    standardised: that would stretch columns that carry little, and noise is added per unit of
+    norm."""
+    columns = int(np.prod(features.shape[1:]))
+    rows = features.reshape(len(features), columns)
+    if columns >= MANY_COLUMNS and one_scale(rows):
+        why = "# The columns have one scale: no statistic is needed, and none is computed from the"
+        return [why, '# records ("Preprocessing and privacy").', 'preprocess = ["unit-norm"]'], 1.0
+    if columns < MANY_COLUMNS and _bounded(rows):
+        norm = float(f"{columns**0.5:.3g}")
+        why = "# Values are in [-1, 1], so no row is longer: nothing is computed from the records,"
+        steps = f'preprocess = ["clip-norm:{norm:g}"]'
+        return [why, "# and how large a row is stays.", steps], norm
+    norm = row_norm(columns)
+    return _public_steps(norm) if release else standardised(norm), norm
+
+
+def _bounded(rows: np.ndarray) -> bool:
+    """Whether all values are in [−1, 1]."""
+    return rows.dtype.kind in "iufb" and bool((np.abs(rows) <= 1).all())
+
+
+def one_scale(rows: np.ndarray) -> bool:
+    """Whether columns are bytes (pixels), bounded, or have deviations of a similar size, as
+    principal components do."""
+    if rows.dtype == np.uint8 or _bounded(rows):
+        return True
+    if rows.dtype.kind not in "iuf" or not np.isfinite(rows).all():
+        return False
+    deviations = rows.std(axis=0, dtype=np.float64)
+    return bool(deviations.max() <= ONE_SCALE * np.median(deviations))
 
 
 def run_lines(
@@ -242,8 +280,8 @@ def draft_arrays(path: Path, epsilon: float, release: bool = False) -> str:
         lines.append('partition = "natural"  # the file names the user of each record')
     read_npz(path, target)  # what train would refuse is refused before anything is written
     sizes = random_sizes(len(labels)) if users is None else _sizes(users)
-    norm = row_norm(int(np.prod(arrays["features"].shape[1:])))
-    lines += _public_steps(norm) if release else standardised(norm)
+    steps, norm = array_steps(arrays["features"], release)
+    lines += steps
     lines += run_lines(sizes, kind_of(target), norm, labels[0].size, epsilon)
     lines += [_RELEASE] if release else []
     return "\n".join(lines) + "\n"
