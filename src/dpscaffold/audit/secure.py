@@ -252,7 +252,7 @@ class SumAttack:
     def _statistics(self, subject: AuditSubject, setting: Setting, seen: Array) -> Array:
         """Statistics (S, n) from the honest sums and one site's uploads, (2, T, n), NaN where the
         user took no part."""
-        pair, privacy = subject.pair, setting.privacy_in(self.members)
+        pair, privacy = subject.pair, setting.privacy_of(0, self.members)
         assert privacy is not None
         whole, honest = subject.run.unit == "user", self.members - self.colluders
         unit = float(pair.moved.norm()) / (1 if whole else pair.batch)

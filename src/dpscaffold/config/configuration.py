@@ -83,7 +83,8 @@ class Configuration(ConfigTable):
 
     def describe(self, sizes: Sequence[int]) -> Mechanism | None:
         """What the run would do with users of these sizes, for the accountant; None without
-        privacy. Noise that is to be solved for counts as 1."""
+        privacy. Noise that is to be solved for counts as 1; weights by noise are
+        refused, as they need a whole setting."""
         given = self.privacy
         if given is None:
             return None
@@ -122,6 +123,8 @@ class Configuration(ConfigTable):
         if self.privacy is not None and setting.privacy is not None:
             tables["privacy"].pop("epsilon", None)
             tables["privacy"]["noise"] = setting.privacy.noise
+            if setting.privacy.noise_by_user is not None:
+                tables["privacy"]["noise_by_user"] = list(setting.privacy.noise_by_user)
         tables["plan"]["warm_rounds"] = setting.warm_rounds
         if setting.draw_given:  # a seed of the operating system is kept elsewhere
             tables["plan"]["seed"] = setting.plan.public_seed

@@ -38,9 +38,9 @@ class PlanSettings(ConfigTable):
     regularisation: float = Plan.regularisation
     """λ, the ℓ2 term of every step, outside clipping and noise. Value: a number, 0 or more.
     Example: ``0.0``"""
-    weighting: Literal["uniform", "records"] = Plan.weighting
-    """How participants are averaged: all equally, or by their numbers of records. Example:
-    ``"records"``"""
+    weighting: Literal["uniform", "records", "noise"] = Plan.weighting
+    """How participants are averaged: all equally, by their numbers of records, or by their noise:
+    1/(v + τ²), where v is the variance of a user's noise. Example: ``"records"``"""
     warm_rounds: int | None = None
     """The number of rounds that only set control variates (scaffold-warm); by default round(4/l).
     Value: an integer, 0 or more. Example: ``5``"""
@@ -71,6 +71,10 @@ class PlanSettings(ConfigTable):
     """The number of local steps of each user, in the users' order, if they differ. The largest must
     be plan.local_steps, which is used for accounting (algorithm fednova). Value: a list of
     integers, 1 or more. Example: ``[50, 20, 10]``"""
+    heterogeneity: float | None = None
+    """τ² of weighting 'noise', a public number: the variance between users of one coordinate of
+    their mean clipped gradients. By default C²/P for a model with P parameters, the most that
+    clipping leaves. Value: a number, 0 or more. Example: ``0.0001``"""
     _built: Plan = PrivateAttr()
 
     @model_validator(mode="after")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, Literal
 
 from pydantic import PrivateAttr, model_validator
@@ -13,6 +12,7 @@ from dpscaffold.errors import BadInput
 from dpscaffold.privacy.describe import Delta
 from dpscaffold.privacy.mechanism import Clip, Relation, Sampling, Unit
 from dpscaffold.setting.budget import Budget, View
+from dpscaffold.setting.budgets import checked
 from dpscaffold.setting.gaussian import STORED, Gaussian
 from dpscaffold.setting.secure import Secure
 
@@ -61,9 +61,14 @@ class PrivacySettings(ConfigTable):
     noise: float | None = None
     """σ_g, the noise in units of the sensitivity 2C/b. It is half of what Opacus calls the noise
     multiplier. Value: a number, 0 or more. Example: ``30.0``"""
-    epsilon: float | None = None
-    """The ε to spend, instead of noise: the noise is solved from it. Value: a number above 0.
-    Example: ``1.0``"""
+    noise_by_user: tuple[float, ...] | None = None
+    """σ_i of each user, in the users' order, if they differ; 'train' writes what it solved for from
+    a table of budgets. Value: a list of numbers above 0, the smallest of which is privacy.noise.
+    Example: ``[30.0, 60.0]``"""
+    epsilon: float | dict[str, float] | None = None
+    """The ε to spend, instead of noise: the noise is solved from it. A table gives users budgets of
+    their own, by name; the key 'default' is for all that it does not name. Value: a number above 0,
+    or a table of them. Example: ``1.0``"""
     view: View = "server"
     """The adversary that epsilon and target_epsilon refer to. Example: ``"third-party"``"""
     colluders: int | None = None
@@ -120,11 +125,13 @@ class PrivacySettings(ConfigTable):
             raise BadInput(
                 "noise-or-epsilon", f"privacy needs either noise or epsilon, and {given}; {remedy}"
             )
-        if self.epsilon is not None and not (math.isfinite(self.epsilon) and self.epsilon > 0):
+        if self.epsilon is not None:
+            checked(self.epsilon)
+        if self.noise_by_user is not None and self.noise is None:
             raise BadInput(
-                "out-of-range",
-                f"privacy.epsilon is {self.epsilon:g}; give a number above 0, such as 2 (smaller "
-                f"is stronger)",
+                "missing-key",
+                f"privacy.noise_by_user is given without privacy.noise; set privacy.noise to the "
+                f"smallest of it, {min(self.noise_by_user, default=1.0)!r}",
             )
         noise = 1.0 if self.noise is None else self.noise
         fields: dict[str, Any] = {name: getattr(self, name) for name in STORED}

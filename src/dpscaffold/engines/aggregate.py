@@ -17,12 +17,12 @@ from dpscaffold.setting.secure import SumPlan
 
 
 def mean_weights(setting: Setting, draw: Draw) -> np.ndarray:
-    """The weights of the active users in the mean of Δy: 1/m, or R_i/ΣR_j over all drawn users,
-    (active,)."""
+    """The weights of the active users in the mean of Δy: 1/m, or w_i/Σw_j over all drawn users,
+    (active,), with w_i = R_i or by noise."""
     if setting.plan.weighting == "uniform":
         return np.full(len(draw.active), 1 / len(draw.drawn))
-    sizes = setting.sizes.numpy()
-    weights: np.ndarray = sizes[draw.active] / sizes[draw.drawn].sum()
+    given = setting.weights.numpy()
+    weights: np.ndarray = given[draw.active] / given[draw.drawn].sum()
     return weights
 
 

@@ -50,7 +50,7 @@ class Loop:
         def uploads() -> Iterator[tuple[list[int], Upload]]:
             for user in draw.active.tolist():
                 if self.setting.sums is not None:
-                    privacy = self.setting.privacy_in(len(draw.active))
+                    privacy = self.setting.privacy_of(user, len(draw.active))
                     yield [user], self.secure_upload(user, broadcast, privacy)
                     continue
                 memory = {name: value[0] for name, value in self.memories.recall([user]).items()}
@@ -92,7 +92,7 @@ class Loop:
         self, user: int, algorithm: Algorithm, broadcast: Broadcast, memory: Slots
     ) -> tuple[Upload, Slots]:
         """User i's part of the round: K local steps from y = x, or from ``begin_at``."""
-        plan, privacy = self.setting.plan, self.setting.privacy
+        plan, privacy = self.setting.plan, self.setting.privacy_of(user)
         features, labels, batches = self.drawn(user, broadcast)
         batch = int(self.setting.batch_sizes[user])
         noise = NoiseStreams(
@@ -109,7 +109,7 @@ class Loop:
                 query = gradients.sum(0) / batch
             else:
                 draws = torch.from_numpy(noise.draw(1)[0, 0]).to(self.device)
-                query = self.noised(gradients, batch, draws)  # H̃_i^k
+                query = self.noised(gradients, batch, draws, user)  # H̃_i^k
             gradient = query + plan.regularisation * y
             total += gradient
             y = y - at.known.step_size * algorithm.direction(gradient, y, at)
@@ -143,15 +143,15 @@ class Loop:
         gradients: Tensor = vmap(grad(loss), in_dims=(None, 0, 0))(y, features, labels)
         return gradients
 
-    def noised(self, gradients: Tensor, batch: int, draws: Tensor) -> Tensor:
-        """(1/b)Σ g_j/max(1, ‖g_j‖/C) plus the noise of the stated scale."""
-        privacy = self.setting.privacy
+    def noised(self, gradients: Tensor, batch: int, draws: Tensor, user: int = 0) -> Tensor:
+        """(1/b)Σ g_j/max(1, ‖g_j‖/C) plus the noise of the user's scale, 2Cσ_i/b."""
+        privacy = self.setting.privacy_of(user)
         assert privacy is not None
         if isinstance(self.setting.task, RidgeSums):
             assert privacy.clip != "median"  # a setting refuses it with sums
-            return self._with_noise(gradients.sum(0) / batch, privacy.clip, batch, draws)
+            return self._with_noise(gradients.sum(0) / batch, privacy, (privacy.clip, batch), draws)
         query, clip = self.clipped_mean(gradients, batch)
-        return self._with_noise(query.to(gradients.dtype), clip, batch, draws)
+        return self._with_noise(query.to(gradients.dtype), privacy, (clip, batch), draws)
 
     def clipped_mean(self, gradients: Tensor, batch: int) -> tuple[Tensor, float | Tensor]:
         """(1/b)Σ g_j/max(1, ‖g_j‖/C) in float64, and C."""
@@ -173,12 +173,13 @@ class Loop:
             query = query * shrinkage(query.norm(), clip)
         return query, clip
 
-    def _with_noise(self, query: Tensor, clip: float | Tensor, batch: int, draws: Tensor) -> Tensor:
-        privacy = self.setting.privacy
-        assert privacy is not None
+    def _with_noise(
+        self, query: Tensor, privacy: Gaussian, scale: tuple[float | Tensor, int], draws: Tensor
+    ) -> Tensor:
+        """The query with noise for the clip bound and the batch of ``scale``."""
         if privacy.noise == 0:
             return query
-        spread = torch.as_tensor(privacy.scale(clip, batch), device=query.device)
+        spread = torch.as_tensor(privacy.scale(*scale), device=query.device)
         if draws.dtype == torch.float64:  # secret noise
             return on_grid(query.double() + spread.double() * draws, spread).to(query.dtype)
         return query + spread * draws

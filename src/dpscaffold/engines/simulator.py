@@ -220,19 +220,21 @@ class Simulator:
         setting, sizes, batches = self.settings[run], self._sizes[run], self._batches[run]
         roster, streams = setting.roster, self._of_round(round, run)
         sums = setting.sums
-        mechanism = setting.privacy if sums is None else setting.privacy_in(members or len(users))
+        taking_part = None if sums is None else members or len(users)
+        by_noise = setting.plan.weighting == "noise"
         return [
             Row(
                 user,
                 int(sizes[user - self.first_user]),
                 int(batches[user]),
                 setting.plan,
-                mechanism,
+                setting.privacy_of(user, taking_part),
                 streams,
                 run,
                 roster.sizes[user] if roster.declared else None,
                 round,
                 sums,
+                float(setting.weights[user]) if by_noise else None,
             )
             for user in users
         ]

@@ -23,9 +23,9 @@ def worst_steps(run: Mechanism, colluders: int = 0) -> list[tuple[float, float]]
     """(rate, multiplier) pairs, one of which is the worst user's, for one step seen through the
     sum.
 
-    A user's upload enters with weight w_j and carries noise of deviation 2C·σ_g·w_j/b_j, and one
+    A user's upload enters with weight w_j and carries noise of deviation 2C·σ_j·w_j/b_j, and one
     record of user i moves the sum by at most 2C·w_i/b_i. The multiplier is therefore
-    σ_g·√(Σ_{j∈C}(w_j/b_j)²)/(w_i/b_i), smallest when i's m − 1 companions are those with the least
+    √(Σ_{j∈C}(σ_j·w_j/b_j)²)/(w_i/b_i), smallest when i's m − 1 companions are those with the least
     noise. The weights' common denominator cancels. For equal users it is σ_g·√m.
 
     ``colluders`` of the companions know their own noise and subtract it. Whoever they are, at least
@@ -36,29 +36,37 @@ def worst_steps(run: Mechanism, colluders: int = 0) -> list[tuple[float, float]]
     both matter; where these are many, neighbours are merged into (larger rate, smaller multiplier).
     """
     hiding = max(1, run.cohort_size - colluders)
-    users = np.array([g.users for g in run.groups])
-    return _front(_rates(run), run.noise * _relative(_ratios(run), users, hiding))
+    return _asked(run, run.noise * _relative(run, hiding))
+
+
+def own_steps(run: Mechanism) -> list[tuple[float, float]]:
+    """The same for one step that is hidden by nothing but its user's own noise, σ_i."""
+    return _asked(run, own_multipliers(run))
 
 
 def secure_steps(run: Mechanism) -> list[tuple[float, float]]:
     """The same for one step that is seen through a secure sum."""
-    return _front(_rates(run), run.noise * secure_factors(run))
+    return _asked(run, run.noise * secure_factors(run))
+
+
+def own_multipliers(run: Mechanism) -> NDArray[np.float64]:
+    """σ_i of each group's users."""
+    return run.noise * np.array([group.louder for group in run.groups])
 
 
 def secure_factors(run: Mechanism) -> NDArray[np.float64]:
     """What σ_g is to be multiplied by for each group of users, if the server sees only sums.
 
     In a list A, at least |A| − k members are honest, user i among them. Each adds noise of
-    multiplier σ_g·√((m − k)/(|A| − k)), and the sum of the honest noises is least if the others are
+    multiplier σ_j·√((m − k)/(|A| − k)), and the sum of the honest noises is least if the others are
     the quietest of all. The factor is the smallest over all allowed lengths of A; for equal users
     it is √(m − k). What rounding may add to the distance of two sums (:func:`rounding_excess`) is
     taken off.
     """
     assert run.secure is not None
     k, m = run.secure.colluders, run.cohort_size
-    ratio, users = _ratios(run), np.array([g.users for g in run.groups])
     lists = [
-        math.sqrt((m - k) / (members - k)) * _relative(ratio, users, members - k)
+        math.sqrt((m - k) / (members - k)) * _relative(run, members - k)
         for members in range(run.secure.least, m + 1)
     ]
     factors: NDArray[np.float64] = np.min(lists, axis=0) / (1 + rounding_excess(run))
@@ -80,16 +88,21 @@ def rounding_excess(run: Mechanism) -> NDArray[np.float64]:
 
 
 def _ratios(run: Mechanism) -> NDArray[np.float64]:
-    """w_j/b_j of each group's users."""
-    if run.unit == "user":
-        return np.ones(len(run.groups))
-    by_records = run.weighting == "records"
-    return np.array([(g.records if by_records else 1.0) / g.batch for g in run.groups])
+    """w_j/b_j of each group's users; with a user as unit nothing is divided by b_j."""
+    by_records = run.weighting == "records" and run.unit == "record"
+    weights = np.array([float(g.records) if by_records else g.weight for g in run.groups])
+    return weights if run.unit == "user" else weights / np.array([g.batch for g in run.groups])
 
 
-def _rates(run: Mechanism) -> NDArray[np.float64]:
+def group_rates(run: Mechanism) -> NDArray[np.float64]:
     """b_j/R_j of each group's users; with a user as unit nothing is sampled."""
     return np.array([1.0 if run.unit == "user" else g.rate for g in run.groups])
+
+
+def _asked(run: Mechanism, noise: NDArray[np.float64]) -> list[tuple[float, float]]:
+    """The front of the groups whose records are asked about, from the noise of every group."""
+    asked = list(run.protects or range(len(run.groups)))
+    return _front(group_rates(run)[asked], noise[asked])
 
 
 def _front(rates: NDArray[np.float64], noise: NDArray[np.float64]) -> list[tuple[float, float]]:
@@ -103,16 +116,18 @@ def _front(rates: NDArray[np.float64], noise: NDArray[np.float64]) -> list[tuple
     return [(max(r for r, _ in part), min(s for _, s in part)) for part in merged]
 
 
-def _relative(ratio: np.ndarray, users: np.ndarray, participants: int) -> np.ndarray:
-    """√(Σ_{j∈C} ratio_j²)/ratio_i for each group's i, with C the quietest set of m users that
-    contains i."""
-    ascending = np.sort(np.repeat(ratio, users))
+def _relative(run: Mechanism, participants: int) -> NDArray[np.float64]:
+    """√(Σ_{j∈C} a_j²)/ratio_i for each group's i, where a_j = louder_j·ratio_j is the noise of user
+    j in the sum, and C the quietest set of m users that contains i."""
+    ratio = _ratios(run)
+    loud = ratio * np.array([group.louder for group in run.groups])
+    ascending = np.sort(np.repeat(loud, [group.users for group in run.groups]))
     quietest = np.concatenate([[0.0], np.cumsum(ascending**2)])
-    below = np.searchsorted(ascending, ratio, side="left")
+    below = np.searchsorted(ascending, loud, side="left")
     # A user among the m quietest has the other m − 1 of them as companions, any other the m − 1
     # quietest.
     others = np.where(
-        below < participants, quietest[participants] - ratio**2, quietest[participants - 1]
+        below < participants, quietest[participants] - loud**2, quietest[participants - 1]
     )
-    multipliers: np.ndarray = np.sqrt(ratio**2 + np.maximum(others, 0.0)) / ratio
+    multipliers: NDArray[np.float64] = np.sqrt(loud**2 + np.maximum(others, 0.0)) / ratio
     return multipliers

@@ -64,7 +64,7 @@ Kind = tuple[Unit, Sampling]
 KNOWN: Mapping[str, tuple[str, ...]] = {
     "unit": ("record", "user"),
     "sampling": ("fixed", "poisson"),
-    "weighting": ("uniform", "records"),
+    "weighting": ("uniform", "records", "noise"),
     "query": ("gradients", "sums"),
 }
 #: The fields of a description that the bounds take into account.
@@ -73,7 +73,7 @@ ACCOUNTED = frozenset(
         *("rounds", "local_steps", "users", "cohort_size", "groups", "membership", "noise"),
         *("clip", "sampling", "unit", "memory", "weighting", "delta", "max_participations"),
         *("may_decline", "hidden_draw", "declared_sizes", "one_sum", "query"),
-        *("secure", "voids"),
+        *("secure", "voids", "protects"),
     )
 )
 
@@ -84,7 +84,8 @@ class Bound:
     proved.
 
     ``proved_for`` lists the kinds of runs that the proof covers, as pairs of unit and sampling, and
-    ``queries`` what they may sum; any other kind is refused. ``condition(run)`` gives a further
+    ``queries`` what they may sum; any other kind is refused, and so are users whose noise differs
+    unless ``unequal`` says that the proof covers them. ``condition(run)`` gives a further
     reason why it does not apply, or None. ``laws(run, rounds)`` gives the loss distributions it
     rests on, or ``value(run, rounds, gaussians)`` its ε directly, together with further Gaussian
     mechanisms of these multipliers.
@@ -103,6 +104,7 @@ class Bound:
     value: Callable[[Mechanism, int, tuple[float, ...]], float] | None = None
     repeated: Callable[[Mechanism, int, tuple[int, ...]], Laws] | None = None
     queries: tuple[Query, ...] = ("gradients",)
+    unequal: bool = False
 
     def explain(self) -> str:
         """What it says and why, in two sentences."""
@@ -122,6 +124,8 @@ class Bound:
         """Why its proof does not cover this kind of run, or None."""
         if run.query not in self.queries:
             return f"it is proved for {' and '.join(self.queries)}, not for {run.query}"
+        if run.unequal and not self.unequal:
+            return "it is proved for users with equal noise, and here they differ"
         if (run.unit, run.sampling) in self.proved_for:
             return None
         covered = " or ".join(f"unit={u!r} with sampling={s!r}" for u, s in self.proved_for)

@@ -48,6 +48,7 @@ RANDOM_PARTICIPATION = Bound(
     laws=laws.random_participation_laws,
     repeated=laws.repeated_laws,
     queries=_WITH_SUMS,
+    unequal=True,
 )
 
 RANDOM_PARTICIPATION_RDP = Bound(
@@ -68,6 +69,14 @@ RANDOM_PARTICIPATION_RDP = Bound(
     condition=laws.without_voids,
     value=laws.random_participation_rdp,
     queries=_WITH_SUMS,
+    unequal=True,
+)
+
+#: The same with one law per direction, to compose several runs; never quoted for one run.
+RANDOM_WORST = replace(
+    RANDOM_PARTICIPATION,
+    laws=laws.worst_participation_laws,
+    repeated=laws.worst_repeated_laws,
 )
 
 _NOT_A_PARTICIPANT = "the adversary is not a participant and knows no participant's noise"
@@ -77,7 +86,7 @@ AGGREGATE = Bound(
     title="aggregate (PLD)",
     views=(THIRD_PARTY,),
     theorem=(
-        "multiplier σ_g·√(Σ_j(w_j/b_j)²)/(w_i/b_i), random participation (docs/privacy.md, "
+        "multiplier √(Σ_j(σ_j·w_j/b_j)²)/(w_i/b_i), random participation (docs/privacy.md, "
         "Theorem 2)"
     ),
     assumptions=(
@@ -97,6 +106,7 @@ AGGREGATE = Bound(
     condition=laws.aggregate_condition,
     laws=laws.aggregate_laws,
     queries=_WITH_SUMS,
+    unequal=True,
 )
 
 
@@ -123,7 +133,7 @@ def aggregate_among(colluders: int) -> Bound:
         title=f"aggregate against {colluders} participant{'s' * (colluders > 1)} (PLD)",
         views=(PARTICIPANT,),
         theorem=(
-            f"multiplier σ_g·√(Σ_j(w_j/b_j)²)/(w_i/b_i) without the k = {colluders} largest terms "
+            f"multiplier √(Σ_j(σ_j·w_j/b_j)²)/(w_i/b_i) without the k = {colluders} largest terms "
             f"among the others, random participation (docs/privacy.md, Theorem 2)"
         ),
         assumptions=(
@@ -142,6 +152,7 @@ def aggregate_among(colluders: int) -> Bound:
         condition=partial(laws.collusion_condition, colluders=colluders),
         laws=partial(laws.aggregate_laws, colluders=colluders),
         queries=_WITH_SUMS,
+        unequal=True,
     )
 
 
@@ -185,6 +196,7 @@ CAP = Bound(
     laws=laws.cap_laws,
     repeated=laws.repeated_cap_laws,
     queries=_WITH_SUMS,
+    unequal=True,
 )
 
 _SECURE = (
@@ -219,6 +231,7 @@ SECURE_SUMS = Bound(
     laws=laws.secure_laws,
     repeated=laws.secure_repeated_laws,
     queries=_WITH_SUMS,
+    unequal=True,
 )
 
 #: The same with one law per direction, to compose several runs; never quoted for one run.
@@ -240,6 +253,7 @@ SECURE_CAP = Bound(
     laws=laws.secure_cap_laws,
     repeated=laws.secure_cap_laws,
     queries=_WITH_SUMS,
+    unequal=True,
 )
 
 LEDGER = Bound(
@@ -256,6 +270,7 @@ LEDGER = Bound(
     proved_for=(*_RECORDS, *_USERS),
     condition=laws.needs_ledger,
     queries=_WITH_SUMS,
+    unequal=True,
 )
 
 PAPER_THIRD_PARTY = Bound(

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpscaffold.privacy.bound import Bound, Laws
-from dpscaffold.privacy.bounds import RANDOM_PARTICIPATION, SECURE_SUMS, SECURE_WORST
+from dpscaffold.privacy.bounds import RANDOM_WORST, SECURE_SUMS, SECURE_WORST
 from dpscaffold.privacy.costs import Cost, with_costs
 from dpscaffold.privacy.drawn import FRESH, UNKNOWN, SeedKnowledge
 from dpscaffold.privacy.errors import PrivacyError
@@ -77,7 +77,7 @@ class RunPart:
         if len(laws) <= directions(self.run):
             return laws
         # Several users could be the worst. These bounds have one worst user, and hold too.
-        one = SECURE_WORST if self.bounds[view] is SECURE_SUMS else RANDOM_PARTICIPATION
+        one = SECURE_WORST if self.bounds[view] is SECURE_SUMS else RANDOM_WORST
         return losses(one, self.run, self.rounds, self.costs, self.repeats)
 
     def charged(self) -> Ledger:
@@ -155,6 +155,7 @@ def together(
         groups: The numbers of records of one person to look at together.
 
     >>> from dpscaffold.privacy import describe
+    >>> from dpscaffold.privacy.bounds import RANDOM_PARTICIPATION
     >>> from dpscaffold.privacy.drawn import FROM_SYSTEM
     >>> run = describe(rounds=100, local_steps=5, users=60, cohort_size=12, records=800,
     ...                batch_sizes=160, noise=10)

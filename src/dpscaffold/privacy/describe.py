@@ -51,6 +51,8 @@ def describe(
     query: Query = "gradients",
     secure: SecureTerms | None = None,
     voids: int = 0,
+    louder: Sequence[float] | None = None,
+    weights: Sequence[float] | None = None,
 ) -> Mechanism:
     """A :class:`Mechanism` from plain numbers. What is not said counts as the worse case.
 
@@ -78,6 +80,8 @@ def describe(
         query: What is summed over a batch, ``"gradients"`` or bounded ``"sums"``.
         secure: Colluders and the shortest list, where the server sees only sums.
         voids: How many attempts at a round may end without a result.
+        louder: σ_i over ``noise`` for each user, where users differ; the smallest is 1.
+        weights: Each user's weight in the mean, public numbers; only with ``weighting="noise"``.
 
     >>> run = describe(rounds=400, local_steps=50, users=100, cohort_size=20,
     ...                records=4000, batch_sizes=800, noise=60)
@@ -95,12 +99,22 @@ def describe(
     if unit == "user":  # neither may be revealed, and neither matters
         check_batches(sizes, draws)
         sizes, draws = [1] * users, [1] * users
-    places: dict[tuple[int, int], int] = {}
-    membership = [places.setdefault(pair, len(places)) for pair in zip(sizes, draws, strict=True)]
+    if (weights is not None) != (weighting == "noise"):
+        raise PrivacyError(
+            "missing-argument",
+            f"weights belong to weighting='noise', and weighting is {weighting!r}; give both",
+        )
+    own = (_numbers("louder", louder, users), _numbers("weights", weights, users))
+    places: dict[tuple[int, int, float, float], int] = {}
+    kinds = zip(sizes, draws, *own, strict=True)
+    membership = [places.setdefault(kind, len(places)) for kind in kinds]
     counts = [0] * len(places)
     for place in membership:
         counts[place] += 1
-    groups = tuple(Group(r, b, n) for ((r, b), n) in zip(places, counts, strict=True))
+    groups = tuple(
+        Group(r, b, n, loud, weight)
+        for ((r, b, loud, weight), n) in zip(places, counts, strict=True)
+    )
     if delta is None or delta == RECORDS:
         total = sum(group.records * group.users for group in groups)
         # Without records there is no useful default; the checks below say what is wrong.
@@ -167,6 +181,17 @@ def choose_relation(
             "data.declared_sizes, or neighbours='zero-out'",
         )
     return known
+
+
+def _numbers(name: str, values: Sequence[float] | None, users: int) -> list[float]:
+    """One number for each user; 1 where there are none."""
+    if values is None:
+        return [1.0] * users
+    if len(values) != users:
+        raise PrivacyError(
+            "count-differs", f"{name} has {len(values)} entries for {users} users; give one each"
+        )
+    return [float(value) for value in values]
 
 
 def _per_user(name: str, values: Sequence[int] | int, users: int) -> list[int]:

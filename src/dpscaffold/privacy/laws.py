@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
 
 from dpscaffold.privacy import renyi
-from dpscaffold.privacy.aggregate import secure_factors, secure_steps, worst_steps
+from dpscaffold.privacy.aggregate import (
+    group_rates,
+    own_multipliers,
+    own_steps,
+    secure_factors,
+    secure_steps,
+    worst_steps,
+)
 from dpscaffold.privacy.bound import Laws
 from dpscaffold.privacy.loss import LossDistribution
-from dpscaffold.privacy.mechanism import Group, Mechanism
+from dpscaffold.privacy.mechanism import Mechanism
 from dpscaffold.privacy.queries import participation_losses, step_losses
 
 #: s: the noise of every member of a secure sum is at least this many steps of the grid.
@@ -32,35 +40,77 @@ def _round_laws(
 
 
 def round_laws(run: Mechanism) -> Laws:
-    """One round of random participation for the worst group of users."""
-    rate = run.worst.rate if run.unit == "record" else 1.0
-    return _round_laws(rate, run.noise, run.sampling, run.unit, run.local_steps, run.user_ratio)
+    """One round of random participation for every user that could be the worst."""
+    numbers = (run.sampling, run.unit, run.local_steps, run.user_ratio)
+    return tuple(law for step in own_steps(run) for law in _round_laws(*step, *numbers))
 
 
-def participations_laws(run: Mechanism, participations: int, group: Group | None = None) -> Laws:
+#: One step of a user: b_i/R_i (1 with a user as unit), and the multiplier of the noise that hides
+#: it.
+Step = tuple[float, float]
+
+
+@lru_cache(maxsize=64)
+def group_steps(run: Mechanism) -> tuple[Step, ...]:
+    """The step of each group's users as the server sees it: with their own noise, or with that of a
+    secure sum where it is proved."""
+    noise = own_multipliers(run)
+    if run.secure is not None and secure_condition(run) is None:
+        noise = run.noise * secure_factors(run)
+    return tuple(zip(group_rates(run).tolist(), noise.tolist(), strict=True))
+
+
+def worst_step(steps: Iterable[Step]) -> Step:
+    """A step that hides no user better than any of these: the largest rate with the least noise.
+    By the argument at :attr:`Mechanism.worst` its loss dominates that of each of them."""
+    rates, noises = zip(*steps, strict=True)
+    return max(rates), min(noises)
+
+
+def participations_laws(run: Mechanism, participations: int, step: Step | None = None) -> Laws:
     """n participations of K steps each: what a user who took part n times has spent towards the
-    server. With secure sums the noise of other members counts, where that is proved."""
+    server. With secure sums the noise of other members counts, where that is proved. Without a
+    ``step`` one law for each direction, which holds for every user."""
+    steps = group_steps(run)
+    step = step or worst_step([steps[g] for g in run.protects or range(len(steps))])
+    once = participation_losses(*step, run.sampling, run.unit, run.local_steps)
+    laws = [law.power(participations) for law in once]
     if run.secure is None or secure_condition(run) is not None:
-        return _own_participations(run, participations, group)
-    if group is None:
-        return secure_cap_laws(replace(run, max_participations=None, voids=0), participations)
-    factor = float(secure_factors(run)[run.groups.index(group)])
-    rate = group.rate if run.unit == "record" else 1.0
-    once = participation_losses(rate, run.noise * factor, run.sampling, run.unit, 1)
-    return _rounded(run, participations, [law.power(participations) for law in once])
+        return tuple(laws)
+    return _rounded(run, participations, laws)
 
 
-def _own_participations(run: Mechanism, participations: int, group: Group | None = None) -> Laws:
+def _own_participations(run: Mechanism, participations: int) -> Laws:
     """n participations that are hidden by nothing but a user's own noise."""
-    rate = (group or run.worst).rate if run.unit == "record" else 1.0
-    laws = participation_losses(rate, run.noise, run.sampling, run.unit, run.local_steps)
-    return tuple(law.power(participations) for law in laws)
+    numbers = (run.sampling, run.unit, run.local_steps)
+    return tuple(
+        law.power(participations)
+        for step in own_steps(run)
+        for law in participation_losses(*step, *numbers)
+    )
 
 
 def random_participation_laws(run: Mechanism, rounds: int) -> Laws:
     """T rounds of random participation, and every void attempt."""
     laws = tuple(law.power(rounds) for law in round_laws(run))
     return _both(laws, _own_participations(run, run.voids)) if run.voids else laws
+
+
+def alike(run: Mechanism) -> Mechanism:
+    """The run in which every user has the smallest σ_i of all: no user is hidden better there."""
+    groups = tuple(replace(group, louder=1.0) for group in run.groups)
+    return replace(run, groups=groups, noise=run.least_noise)
+
+
+def worst_participation_laws(run: Mechanism, rounds: int) -> Laws:
+    """:func:`random_participation_laws` with one law per direction, which is at least that of every
+    user: users with unequal noise cannot be composed over several runs otherwise."""
+    return random_participation_laws(alike(run), rounds)
+
+
+def worst_repeated_laws(run: Mechanism, rounds: int, repeats: tuple[int, ...]) -> Laws:
+    """:func:`repeated_laws` with one law per direction."""
+    return repeated_laws(alike(run), rounds, repeats)
 
 
 def _both(ones: Laws, others: Laws) -> Laws:
@@ -80,9 +130,8 @@ def repeated_laws(run: Mechanism, rounds: int, repeats: tuple[int, ...]) -> Laws
     if run.voids or run.secure is not None:  # an attempt may be voided because of who took part
         extra = max(run.voids, sum(repeats))
         return random_participation_laws(replace(run, voids=extra), rounds)
-    laws = []
-    rate = run.worst.rate if run.unit == "record" else 1.0
-    once = participation_losses(rate, run.noise, run.sampling, run.unit, run.local_steps)
+    laws, numbers = [], (run.sampling, run.unit, run.local_steps)
+    once = [law for step in own_steps(run) for law in participation_losses(*step, *numbers)]
     for law in once:
         total = law.mixed(run.user_ratio).power(max(0, rounds - len(repeats)))
         for extra in set(repeats):
@@ -197,7 +246,7 @@ def least_hidden(run: Mechanism) -> Mechanism:
     """A run without secure sums that hides no user better than this run's sums hide any: the
     largest rate of all users with the smallest noise that the other members leave one of them."""
     noise = run.noise * float(secure_factors(run).min())
-    return replace(run, noise=noise, secure=None)
+    return replace(alike(run), noise=noise, secure=None)
 
 
 def secure_worst_laws(run: Mechanism, rounds: int, repeats: tuple[int, ...] = ()) -> Laws:

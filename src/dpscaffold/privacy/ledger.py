@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from dpscaffold.privacy.bound import largest_epsilon, no_guarantee
 from dpscaffold.privacy.costs import Cost
 from dpscaffold.privacy.errors import PrivacyError
-from dpscaffold.privacy.laws import participations_laws
+from dpscaffold.privacy.laws import Step, group_steps, participations_laws, worst_step
 from dpscaffold.privacy.loss import LossDistribution
 from dpscaffold.privacy.mechanism import Group, Mechanism
 from dpscaffold.privacy.showing import round_up
@@ -47,6 +47,18 @@ def next_knot(count: int) -> int:
 def spent(run: Mechanism, participations: int, group: Group, costs: tuple[Cost, ...] = ()) -> float:
     """ε of a record of a user of ``group`` that took part n times: n·K adaptively composed steps,
     and the other mechanisms that read the same records (``costs``), whether it took part or not."""
+    if group not in run.groups:
+        raise PrivacyError(
+            "unknown-user", f"{group} is not a group of this run; ask its group_of(user)"
+        )
+    return _spent_at(run, participations, group_steps(run)[run.groups.index(group)], costs)
+
+
+@lru_cache(maxsize=4096)
+def _spent_at(
+    run: Mechanism, participations: int, step: Step, costs: tuple[Cost, ...] = ()
+) -> float:
+    """The same for a user whose step is hidden so."""
     reason = no_guarantee(run)
     if reason:
         raise PrivacyError("no-privacy", reason)
@@ -54,7 +66,18 @@ def spent(run: Mechanism, participations: int, group: Group, costs: tuple[Cost, 
         return 0.0
     if run.noise == 0.0:
         return math.inf
-    return largest_epsilon(participations_laws(run, participations, group), run.delta, costs)
+    return largest_epsilon(participations_laws(run, participations, step), run.delta, costs)
+
+
+def _unbeaten(counts: Mapping[Step, int]) -> list[tuple[Step, int]]:
+    """Those of these steps and counts that no other exceeds in rate and in count with no more
+    noise: one of them has the largest ε."""
+    order = sorted(counts.items(), key=lambda item: (-item[0][0], item[0][1], -item[1]))
+    found: list[tuple[Step, int]] = []
+    for (rate, noise), count in order:  # rates downwards: those found have a rate as large
+        if not any(other <= noise and times >= count for (_, other), times in found):
+            found.append(((rate, noise), count))
+    return found
 
 
 class Ledger:
@@ -199,8 +222,8 @@ class Ledger:
     def largest(self) -> float:
         """The largest ε over users.
 
-        ε rises with the rate and with the count, so only the users that nobody exceeds in both are
-        computed.
+        ε rises with the rate and with the count and falls with the noise, so only the users that
+        nobody exceeds in all three are computed.
         """
         return self._largest(self._most_often())
 
@@ -211,42 +234,35 @@ class Ledger:
         often = self._most_often().items()
         return self._largest({g: max(n, min(next_knot(n), most)) for g, n in often})
 
-    def _largest(self, counts: Mapping[Group, int]) -> float:
+    def _largest(self, counts: Mapping[Step, int]) -> float:
         """The largest ε of users that took part this often."""
-        order = sorted(counts.items(), key=lambda item: (-item[0].rate, -item[1]))
-        value, most = 0.0, -1
-        for group, count in order:
-            if count > most:
-                value, most = max(value, spent(self.run, count, group, self.costs)), count
-        return value
+        spent = [_spent_at(self.run, n, step, self.costs) for step, n in _unbeaten(counts)]
+        return max(spent, default=0.0)
 
     def laws(self) -> tuple[LossDistribution, ...]:
-        """The loss distributions of the users that nobody exceeds in both rate and count; none
-        before the first participation."""
+        """The loss distributions of the users that nobody exceeds in rate and count with less
+        noise; none before the first participation."""
         reason = no_guarantee(self.run)
         if reason:
             raise PrivacyError("no-privacy", reason)
-        laws: list[LossDistribution] = []
-        most = 0
-        for group, count in sorted(
-            self._most_often().items(), key=lambda item: (-item[0].rate, -item[1])
-        ):
-            if count > most:
-                laws.extend(participations_laws(self.run, count, group))
-                most = count
-        return tuple(laws)
+        often = {step: count for step, count in self._most_often().items() if count}
+        return tuple(
+            law
+            for step, count in _unbeaten(often)
+            for law in participations_laws(self.run, count, step)
+        )
 
     def epsilons(self) -> NDArray[np.float64]:
         """ε of every user, (M,). With very many distinct rates each is rounded up by a per cent or
         two."""
-        stand_in = _rounded_groups(self.run)
+        stand_in = _rounded_steps(self.run)
         groups = np.array(self.run.membership or [0] * self.run.users)
         values = np.zeros(self.run.users)
-        for place, group in enumerate(stand_in):
+        for place, step in enumerate(stand_in):
             mine = groups == place
             for count in np.unique(self.participations[mine]):
-                values[mine & (self.participations == count)] = spent(
-                    self.run, int(count), group, self.costs
+                values[mine & (self.participations == count)] = _spent_at(
+                    self.run, int(count), step, self.costs
                 )
         return values
 
@@ -266,11 +282,14 @@ class Ledger:
         cap = self._cap()
         return [user for user in users if self.participations[user] < cap[user]]
 
-    def _most_often(self) -> dict[Group, int]:
+    def _most_often(self) -> dict[Step, int]:
         groups = np.array(self.run.membership or [0] * self.run.users)
         most = np.zeros(len(self.run.groups), dtype=np.int64)
         np.maximum.at(most, groups, self.participations)
-        return {group: int(n) for group, n in zip(self.run.groups, most, strict=True)}
+        found: dict[Step, int] = {}
+        for step, n in zip(group_steps(self.run), most.tolist(), strict=True):
+            found[step] = max(n, found.get(step, 0))
+        return found
 
     def _cap(self) -> NDArray[np.int64]:
         """The most participations of each user, (M,): a function of public numbers alone."""
@@ -278,13 +297,12 @@ class Ledger:
             most = self.run.max_participations or self.run.rounds
             caps = np.full(len(self.run.groups), most, dtype=np.int64)
             if self.user_budget is not None:
+                steps = _rounded_steps(self.run)
                 within = {
-                    g: participations_within(self.run, g, self.user_budget, most, self.costs)
-                    for g in set(_rounded_groups(self.run))
+                    step: _within(self.run, step, self.user_budget, most, self.costs)
+                    for step in set(steps)
                 }
-                caps = np.array(
-                    [within[group] for group in _rounded_groups(self.run)], dtype=np.int64
-                )
+                caps = np.array([within[step] for step in steps], dtype=np.int64)
             if self.run.max_participations is None and self.user_budget is None:
                 caps[:] = np.iinfo(np.int64).max
             self._caps = caps[np.array(self.run.membership or [0] * self.run.users)]
@@ -339,20 +357,29 @@ def _checksum(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _rounded_groups(run: Mechanism) -> tuple[Group, ...]:
-    """One group per group of the run, in order; beyond MOST_RATES distinct rates, the next larger
-    of a few.
+def rounded_steps(steps: Sequence[Step]) -> tuple[Step, ...]:
+    """One step for each of these, in order; beyond MOST_RATES distinct ones, of a few together the
+    one that hides no user better than any of them.
 
-    A larger rate never has a smaller ε, so this rounds ε up, and keeps thousands of sizes
-    affordable.
+    A larger rate or less noise never has a smaller ε, so this rounds ε up, and keeps thousands of
+    sizes affordable.
+
+    >>> rounded_steps([(0.2, 3.0), (0.1, 3.0)])
+    ((0.2, 3.0), (0.1, 3.0))
     """
-    distinct = {group.rate: group for group in run.groups}
+    distinct = sorted(set(steps), key=lambda step: (step[1], step[0]))
     if len(distinct) <= MOST_RATES:
-        return tuple(distinct[group.rate] for group in run.groups)
-    rates = np.array(sorted(distinct))
-    kept = rates[np.unique(np.linspace(0, len(rates) - 1, MOST_RATES).round().astype(int))]
-    nearest = kept[np.searchsorted(kept, [group.rate for group in run.groups], side="left")]
-    return tuple(distinct[float(rate)] for rate in nearest)
+        return tuple(steps)
+    found: dict[Step, Step] = {}
+    for part in np.array_split(np.arange(len(distinct)), MOST_RATES):
+        members = [distinct[k] for k in part]
+        found |= dict.fromkeys(members, worst_step(members))
+    return tuple(found[step] for step in steps)
+
+
+def _rounded_steps(run: Mechanism) -> tuple[Step, ...]:
+    """The step of each group of the run, in order, rounded where there are many."""
+    return rounded_steps(group_steps(run))
 
 
 def distribution_of(
@@ -391,11 +418,20 @@ def participations_within(
     run: Mechanism, group: Group, budget: float, most: int, costs: tuple[Cost, ...] = ()
 ) -> int:
     """The largest n ≤ ``most`` with ε(n) ≤ ``budget``, what was spent before training included."""
-    if costs and (before := spent(run, 0, group, costs)) > budget:
+    return _within(run, group_steps(run)[run.groups.index(group)], budget, most, costs)
+
+
+def _within(
+    run: Mechanism, step: Step, budget: float, most: int, costs: tuple[Cost, ...] = ()
+) -> int:
+    """The same for a user whose step is hidden so."""
+    if costs and (before := _spent_at(run, 0, step, costs)) > budget:
         raise PrivacyError(
             "budget-too-small",
             f"user_epsilon={budget:g} is spent before training: "
             f"{', '.join(cost.name for cost in costs)} alone cost{'s' * (len(costs) == 1)} "
             f"{round_up(before, 4)}; give a larger one",
         )
-    return largest_count(lambda n: spent(run, n, group, costs) <= budget, most) if budget > 0 else 0
+    if not budget > 0:
+        return 0
+    return largest_count(lambda n: _spent_at(run, n, step, costs) <= budget, most)

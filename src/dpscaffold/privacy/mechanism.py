@@ -16,7 +16,7 @@ from dpscaffold.privacy.errors import PrivacyError, bad_delta
 
 Sampling = Literal["fixed", "poisson"]
 Unit = Literal["record", "user"]
-Weighting = Literal["uniform", "records"]
+Weighting = Literal["uniform", "records", "noise"]
 #: What is summed over a batch: clipped gradients, or vectors of which any two are at most 2C apart
 #: (bounded sums, docs/privacy-proofs.md, Bounded sums).
 Query = Literal["gradients", "sums"]
@@ -59,11 +59,14 @@ class GaussianMechanism:
 @dataclass(frozen=True)
 class Group:
     """Users that hold the same number of records and draw the same number of them: R_i, b_i, how
-    many."""
+    many. Where users have budgets of their own, ``louder`` is σ_i over the σ_g of the run, which is
+    the smallest; with ``weighting="noise"`` ``weight`` is their weight in the mean."""
 
     records: int
     batch: int
     users: int
+    louder: float = 1.0
+    weight: float = 1.0
 
     @property
     def rate(self) -> float:
@@ -109,6 +112,10 @@ class Mechanism(GaussianMechanism):
     lists the queries that it is proved for. ``secure`` says that the server sees only sums of
     uploads, and ``voids`` how many attempts at a round may end without a result: each counts as a
     further participation. With a user as unit the groups say nothing of R_i.
+
+    ``noise`` is the smallest σ_i. Whoever ignores :attr:`Group.louder` states too large an ε, never
+    too small a one. ``protects`` asks about the records of these groups alone, by their places;
+    empty asks about the worst of all.
     """
 
     rounds: int
@@ -129,6 +136,22 @@ class Mechanism(GaussianMechanism):
     query: Query = "gradients"
     secure: SecureTerms | None = None
     voids: int = 0
+    protects: tuple[int, ...] = ()
+
+    @property
+    def unequal(self) -> bool:
+        """Whether users differ in their noise."""
+        return any(group.louder != 1.0 for group in self.groups)
+
+    @property
+    def protected_groups(self) -> tuple[Group, ...]:
+        """The groups whose records are asked about."""
+        return tuple(self.groups[g] for g in self.protects) or self.groups
+
+    @property
+    def least_noise(self) -> float:
+        """The smallest σ_i of the users whose records are asked about."""
+        return self.noise * min(group.louder for group in self.protected_groups)
 
     @property
     def declines(self) -> str | None:
@@ -170,7 +193,7 @@ class Mechanism(GaussianMechanism):
 
     @cached_property
     def worst(self) -> Group:
-        """The group with the largest b_i/R_i, whose ε is the largest.
+        """The group with the largest b_i/R_i, whose ε is the largest among users with equal noise.
 
         δ(ε) of one step is a hockey-stick divergence between (1−q)Q + qP and Q, in either order
         (for fixed-size batches, that of the first order and its mirror image). It is convex in q
@@ -179,7 +202,7 @@ class Mechanism(GaussianMechanism):
         data-independent coin (Zhu, Dong, Wang 2022). With a user as unit the rate plays no part at
         all.
         """
-        return max(self.groups, key=lambda group: group.rate)
+        return max(self.protected_groups, key=lambda group: group.rate)
 
     def group_of(self, user: int) -> Group:
         """The (R_i, b_i) of one user."""
@@ -191,13 +214,16 @@ class Mechanism(GaussianMechanism):
         return self.groups[self.membership[user]] if self.membership else self.groups[0]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values; :meth:`from_dict` reads them back. What belongs to secure sums is left
-        out of other runs."""
+        """Plain JSON values; :meth:`from_dict` reads them back. What belongs to secure sums, or to
+        noise that differs between users, is left out of other runs."""
         values = asdict(self)
-        if self.secure is None:
-            del values["secure"]
-        if not self.voids:
-            del values["voids"]
+        for name in ("secure", "voids", "protects"):
+            if not values[name]:
+                del values[name]
+        for group in values["groups"]:
+            for name in ("louder", "weight"):
+                if group[name] == 1.0:
+                    del group[name]
         return values
 
     @classmethod
@@ -210,8 +236,9 @@ class Mechanism(GaussianMechanism):
             hooks = tuple(str(hook) for hook in fields.pop("unproved_hooks"))
             given = fields.pop("secure", None)
             secure = None if given is None else SecureTerms(**given)
+            protects = tuple(int(g) for g in fields.pop("protects", ()))
             run = cls(groups=groups, membership=membership, unproved_hooks=hooks, secure=secure,
-                      **fields)  # fmt: skip
+                      protects=protects, **fields)  # fmt: skip
         except (TypeError, KeyError, ValueError) as error:
             raise PrivacyError(
                 "run-damaged", f"the stored description of the run cannot be read ({error})"
@@ -275,13 +302,13 @@ def check(run: Mechanism) -> None:
     for name, value, allowed in (
         ("sampling", run.sampling, ("fixed", "poisson")),
         ("unit", run.unit, ("record", "user")),
-        ("weighting", run.weighting, ("uniform", "records")),
+        ("weighting", run.weighting, ("uniform", "records", "noise")),
         ("query", run.query, ("gradients", "sums")),
     ):
         if value not in allowed:
             raise PrivacyError(
                 "unknown-choice",
-                f"{name}={value!r} is unknown; give {allowed[0]!r} or {allowed[1]!r}",
+                f"{name}={value!r} is unknown; give {' or '.join(map(repr, allowed))}",
             )
     check_batches([g.records for g in run.groups], [g.batch for g in run.groups])
     if sum(group.users for group in run.groups) != run.users:
@@ -302,7 +329,31 @@ def check(run: Mechanism) -> None:
             "out-of-range",
             f"max_participations={run.max_participations} lets nobody take part; give at least 1",
         )
+    _check_groups(run)
     _check_secure(run)
+
+
+def _check_groups(run: Mechanism) -> None:
+    """Refuse noise below the run's σ_g, weights that are none, and groups that are not there."""
+    if min(group.louder for group in run.groups) != 1.0 or not all(
+        math.isfinite(group.louder) and run.noise * group.louder <= MOST_NOISE
+        for group in run.groups
+    ):
+        raise PrivacyError(
+            "out-of-range",
+            "louder is sigma_i over the smallest sigma of a run: give finite numbers, the smallest "
+            "of which is 1",
+        )
+    if not all(math.isfinite(group.weight) and group.weight > 0 for group in run.groups):
+        raise PrivacyError(
+            "out-of-range", "weight is a user's weight in the mean; give finite numbers above 0"
+        )
+    if any(not 0 <= place < len(run.groups) for place in run.protects):
+        raise PrivacyError(
+            "count-differs",
+            f"protects={run.protects} names a group that is not there; give 0 to "
+            f"{len(run.groups) - 1}",
+        )
 
 
 def _check_secure(run: Mechanism) -> None:

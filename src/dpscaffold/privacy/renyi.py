@@ -19,18 +19,23 @@ from dpscaffold.privacy.mechanism import Group, Mechanism
 
 WHOLE_ORDERS = [*range(2, 65), 96, 128, 256, 512, 1024]
 
+#: Beyond this many groups with unequal noise, one curve holds for all of them.
+MOST_GROUPS = 16
 #: How many orders are summed at a time.
 BLOCK = 128
 
 
-def participation_curve(run: Mechanism) -> tuple[Array, Array]:
-    """Orders α and K·ε_s(α): one participation of a user of the worst group.
+def participation_curve(run: Mechanism, group: Group | None = None) -> tuple[Array, Array]:
+    """Orders α and K·ε_s(α): one participation of a user of a group; by default of one that is
+    hidden no better than any, with the largest rate and the least noise.
 
     Fixed-size batches: Wang, Balle, Kasiviswanathan 2019, in the form strengthened for the
     Gaussian, for replace-one neighbours. Poisson batches: Mironov, Talwar, Zhang 2019, for
     add/remove neighbours and multiplier 2σ_g. A user as unit: the Gaussian mechanism, α/2σ_g².
     """
-    return _curve(run.worst, run.noise, run.sampling, run.unit, run.local_steps)
+    noise = run.least_noise if group is None else run.noise * group.louder
+    numbers = (run.sampling, run.unit, run.local_steps)
+    return _curve(group or run.worst, noise, *numbers)
 
 
 @lru_cache(maxsize=64)
@@ -72,17 +77,19 @@ def random_participation(run: Mechanism, rounds: int, gaussians: tuple[float, ..
     """
     from dp_accounting.rdp import compute_epsilon
 
-    orders, total = round_curve(run, rounds, gaussians)
-    epsilon, _ = compute_epsilon(orders, total, run.delta)
-    return float(epsilon)
+    # Where the noise differs, each user has a curve of its own.
+    several = run.unequal and len(run.protected_groups) <= MOST_GROUPS
+    users: tuple[Group | None, ...] = run.protected_groups if several else (None,)
+    curves = [round_curve(run, rounds, gaussians, group) for group in users]
+    return max(float(compute_epsilon(*curve, run.delta)[0]) for curve in curves)
 
 
 def round_curve(
-    run: Mechanism, rounds: int, gaussians: tuple[float, ...] = ()
+    run: Mechanism, rounds: int, gaussians: tuple[float, ...] = (), group: Group | None = None
 ) -> tuple[Array, Array]:
     """Orders α and the whole curve of :func:`random_participation`; a void attempt counts as a
     participation."""
-    orders, once = participation_curve(run)
+    orders, once = participation_curve(run, group)
     curve, ratio = once, run.user_ratio
     if ratio < 1.0:
         exponent = (orders - 1) * curve

@@ -21,6 +21,7 @@ from dpscaffold.privacy.mechanism import (
 )
 from dpscaffold.privacy.record import read_value
 from dpscaffold.setting.budget import View
+from dpscaffold.setting.budgets import Epsilon, checked, louder_of
 
 if TYPE_CHECKING:
     from dpscaffold.algorithms import Algorithm
@@ -57,8 +58,11 @@ class Gaussian(GaussianMechanism):
             imply. Batches of fixed size, and a user as unit, hide ``"replace-one"``. Poisson
             batches hide ``"zero-out"`` (a record replaced by an empty one, R_i and b_i staying as
             they are), and ``"add-remove"`` if the federation's sizes are declared constants.
+        noise_by_user: σ_i of every user, in the users' order, if they differ; ``noise`` is the
+            smallest of them.
         epsilon: Instead of noise: a :class:`~dpscaffold.setting.Setting` solves for the smallest
-            noise that keeps it, as a configuration does.
+            noise that keeps it, as a configuration does. A table gives each user a budget of its
+            own, by name; ``"default"`` is for all that it does not name.
         view: The adversary that ``epsilon`` is against; by default the budget's.
 
     >>> Gaussian(clip=1.0, noise=60.0).to_json()["noise"]
@@ -68,7 +72,8 @@ class Gaussian(GaussianMechanism):
     noise: float = _Default(1.0)
     secret: bool = False
     neighbours: Relation | None = None
-    epsilon: float | None = None
+    noise_by_user: tuple[float, ...] | None = None
+    epsilon: Epsilon | None = None
     view: View | None = None
 
     def __post_init__(self) -> None:
@@ -81,10 +86,35 @@ class Gaussian(GaussianMechanism):
             )
         if self.noise and not LEAST_NOISE <= self.noise <= MOST_NOISE:
             raise BadInput("noise-out-of-range", unusable_noise("privacy.noise", self.noise))
+        if self.noise_by_user is not None:
+            self._check_noises(self.noise_by_user)
         # Whether sizes are declared is the data's to say; the setting asks again with them.
         if self.neighbours is not None:
             choose_relation(self.neighbours, self.sampling, self.unit, declared=True)
         self._check_clip()
+
+    def _check_noises(self, noises: Sequence[float]) -> None:
+        """σ_i must be usable, and σ_g the smallest of them."""
+        if isinstance(noises, str) or not isinstance(noises, Sequence) or not noises:
+            raise BadInput(
+                "not-a-list",
+                f"privacy.noise_by_user is {noises!r}; give a list with the noise of every user",
+            )
+        for place, noise in enumerate(noises):
+            if not LEAST_NOISE <= number(f"privacy.noise_by_user[{place}]", noise) <= MOST_NOISE:
+                name = f"privacy.noise_by_user[{place}]"
+                raise BadInput("noise-out-of-range", unusable_noise(name, noise))
+        if min(noises) != self.noise:
+            raise BadInput(
+                "noise-disagrees",
+                f"privacy.noise is {self.noise:g}, and the smallest of privacy.noise_by_user is "
+                f"{min(noises):g}; set privacy.noise = {min(noises)!r}",
+            )
+        object.__setattr__(self, "noise_by_user", tuple(float(noise) for noise in noises))
+
+    def noise_of(self, user: int) -> float:
+        """σ_i."""
+        return self.noise if self.noise_by_user is None else self.noise_by_user[user]
 
     def _check_clip(self) -> None:
         if self.clip == "median":
@@ -117,11 +147,8 @@ class Gaussian(GaussianMechanism):
                     "missing-key", "privacy.view is given without privacy.epsilon; give both"
                 )
             return
-        if number("privacy.epsilon", self.epsilon) <= 0:
-            raise BadInput(
-                "out-of-range", f"privacy.epsilon is {self.epsilon}; it must be positive"
-            )
-        if not isinstance(self.noise, _Default):
+        object.__setattr__(self, "epsilon", checked(self.epsilon))
+        if not isinstance(self.noise, _Default) or self.noise_by_user is not None:
             raise BadInput(
                 "noise-or-epsilon",
                 f"privacy needs either noise or epsilon, and both are given ({self.noise} and "
@@ -137,6 +164,8 @@ class Gaussian(GaussianMechanism):
                 "an offer names the noise; epsilon is solved for sizes, so give noise",
             )
         values = {name: getattr(self, name) for name in STORED}
+        if self.noise_by_user is None:
+            del values["noise_by_user"]
         clip = self.clip if self.clip == "median" else float(self.clip)
         return {**values, "clip": clip, "noise": float(self.noise)}
 
@@ -154,7 +183,7 @@ class Gaussian(GaussianMechanism):
         for name in values:
             if name not in known and values[name] is not None:
                 raise BadInput("unknown-key", f"privacy.{name} is not a key of a mechanism")
-        missing = known - values.keys() - {"neighbours"}
+        missing = known - values.keys() - {"neighbours", "noise_by_user"}
         if missing:
             raise BadInput("missing-key", f"privacy lacks {', '.join(sorted(missing))}")
         read = {n: read_value(kinds[n], values[n], f"privacy.{n}") for n in known & values.keys()}
@@ -175,6 +204,7 @@ class Gaussian(GaussianMechanism):
         max_participations: int | None = None,
         may_decline: str | None = None,
         secure: Secure | None = None,
+        weights: Sequence[float] | None = None,
     ) -> Mechanism:
         """A run of this mechanism, as data for the accountant: every run is described here.
 
@@ -191,6 +221,7 @@ class Gaussian(GaussianMechanism):
             max_participations: The most rounds that any user takes part in.
             may_decline: Why a drawn user may stay away.
             secure: Secure sums, where the server sees sums only.
+            weights: The users' public weights in the mean, with ``weighting="noise"``.
         """
         return describe(
             rounds=rounds,
@@ -216,6 +247,8 @@ class Gaussian(GaussianMechanism):
             and self.neighbours != "zero-out",
             secure=None if secure is None else secure.terms(cohort_size),
             voids=0 if secure is None else secure.voids,
+            louder=None if self.noise_by_user is None else louder_of(self.noise_by_user),
+            weights=weights if weighting == "noise" else None,
         )
 
 

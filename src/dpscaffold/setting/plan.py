@@ -16,7 +16,7 @@ from dpscaffold.randomness.seeds import public_seed
 if TYPE_CHECKING:
     from torch import Tensor
 
-Weighting = Literal["uniform", "records"]
+Weighting = Literal["uniform", "records", "noise"]
 Averaging = Literal["none", "uniform", "tail"]
 Schedule = Literal["constant", "linear", "cosine", "inverse-sqrt"]
 
@@ -49,7 +49,8 @@ class Plan:
         learning_rate: η₀: the local step size is η_l = η₀/(sK).
         server_rate: η_g: the server moves by η_g times the mean of the users' moves.
         regularisation: λ of the ℓ2 term λy of every step, outside clipping and noise.
-        weighting: The mean over participants: ``"uniform"``, or by ``"records"``.
+        weighting: The mean over participants: ``"uniform"``, by ``"records"``, or by ``"noise"``:
+            1/(v_i + τ²), v_i being the variance of the user's noise.
         warm_rounds: Rounds that only set control variates; None means round(4/l) if the algorithm
             starts warm.
         averaging: The output: x^T (``"none"``), the mean of all x^t (``"uniform"``), or of the last
@@ -65,6 +66,9 @@ class Plan:
             down to 0 at the end, or ``"inverse-sqrt"``: η_l/√t.
         steps_by_user: K_i, the steps of every user in a round, in the users' order, if they differ.
             The largest is ``local_steps``, which is accounted.
+        heterogeneity: τ² of ``weighting="noise"``, a public number: the variance between users of
+            one coordinate of their mean clipped gradients. None means C²/P, the most that clipping
+            leaves.
 
     >>> Plan(rounds=10, user_ratio=0.25).cohort_size(users=10)
     2
@@ -87,6 +91,7 @@ class Plan:
     max_rounds: int | None = None
     schedule: Schedule = "constant"
     steps_by_user: tuple[int, ...] | None = None
+    heterogeneity: float | None = None
 
     @classmethod
     def one_round(cls, seed: int | None = None) -> Plan:
@@ -112,11 +117,27 @@ class Plan:
                 "out-of-range",
                 f"plan.regularisation is {self.regularisation}; it must be 0 or positive",
             )
-        choice("plan.weighting", self.weighting, ("uniform", "records"))
+        choice("plan.weighting", self.weighting, ("uniform", "records", "noise"))
+        self._check_heterogeneity()
         choice("plan.averaging", self.averaging, ("none", "uniform", "tail"))
         choice("plan.schedule", self.schedule, ("constant", "linear", "cosine", "inverse-sqrt"))
         if self.steps_by_user is not None:
             self._check_steps()
+
+    def _check_heterogeneity(self) -> None:
+        if self.heterogeneity is None:
+            return
+        if number("plan.heterogeneity", self.heterogeneity) < 0:
+            raise BadInput(
+                "out-of-range",
+                f"plan.heterogeneity is {self.heterogeneity}; it is a variance, so give 0 or more",
+            )
+        if self.weighting != "noise":
+            raise BadInput(
+                "not-applicable",
+                f"plan.heterogeneity is given, and plan.weighting is {self.weighting!r}; set "
+                f"plan.weighting = 'noise', or leave it out",
+            )
 
     def _check_counts(self) -> None:
         for name in ("rounds", "local_steps", "evaluate_every", "checkpoint_every"):

@@ -19,12 +19,15 @@ from dpscaffold.errors import BadInput
 from dpscaffold.federation.roster import Roster
 from dpscaffold.privacy import Mechanism, bound_for, calibrate_noise, charged
 from dpscaffold.privacy.bounds import SECURE_SUMS
+from dpscaffold.privacy.costs import Cost
 from dpscaffold.privacy.describe import Delta, choose_relation
 from dpscaffold.privacy.drawn import SeedKnowledge
+from dpscaffold.privacy.laws import alike
 from dpscaffold.privacy.mechanism import Relation, Sampling
 from dpscaffold.randomness.seeds import Seed, origin_of
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.setting.budget import Budget, View
+from dpscaffold.setting.budgets import Epsilon, budgets_of, checked, joint_noises, own_noises
 from dpscaffold.setting.gaussian import Gaussian
 from dpscaffold.setting.identity import algorithm_identity, task_identity
 from dpscaffold.setting.plan import ONE_ROUND, Plan
@@ -99,6 +102,7 @@ class Setting:
                 f"plan.rounds is {plan.rounds}, and the warm start alone takes {self.warm_rounds}; "
                 "use more rounds, set plan.warm_rounds, or choose an algorithm without one",
             )
+        self._check_noise()
         if self.secure is not None:
             self._check_secure(self.secure)
         self._solve()
@@ -146,9 +150,27 @@ class Setting:
             return
         task, noise = ridge_task(self.task, rule.share, relation, bound), 0.0
         if privacy is not None:  # every user adds 2Cσ_g to its sum, in each scaled coordinate
-            noise = 2 * privacy.noise * math.sqrt(self.users) / float(self.sizes.sum())
+            noises = privacy.noise_by_user or (privacy.noise,) * self.users
+            noise = 2 * math.hypot(*noises) / float(self.sizes.sum())
         penalty = rule.strength * math.sqrt(2 * task.inputs) * noise / task.scales.gram
         object.__setattr__(self, "task", replace(task, penalty=penalty))
+
+    def _check_noise(self) -> None:
+        """Noise of each user, and weights by it, need as many numbers, and a known spread."""
+        privacy = self.privacy
+        noises = None if privacy is None else privacy.noise_by_user
+        if noises is not None and len(noises) != self.users:
+            raise BadInput(
+                "count-differs",
+                f"privacy.noise_by_user has {len(noises)} numbers for {self.users} users; give one "
+                f"for each user, in their order",
+            )
+        if self.plan.weighting == "noise" and privacy and privacy.clip == "median":
+            raise BadInput(
+                "median-clip",
+                "privacy.clip is 'median', and plan.weighting is 'noise', which is unknown where "
+                "the clip is computed from the batch; give a number",
+            )
 
     def _solve(self) -> None:
         """A mechanism that was given by its ε gets its noise here, before anything uses it."""
@@ -158,6 +180,7 @@ class Setting:
             object.__setattr__(self, "mechanism", solved.mechanism)
             object.__setattr__(self, "task", solved.task)
             object.__setattr__(self, "sums", solved.sums)
+            object.__setattr__(self, "weights", solved.weights)
 
     def _check_preparation(self) -> None:
         """A secret run must not stand on statistics whose noise can be drawn again from a seed."""
@@ -236,22 +259,76 @@ class Setting:
             )
         # A Poisson batch may have more than b records; beyond this margin a sum wraps.
         wide = privacy.sampling == "poisson" and privacy.unit == "record"
-        weighted = self.plan.weighting == "records"
+        mechanisms = [self.privacy_of(user) or privacy for user in range(self.users)]
+        each = zip(mechanisms, batches, strict=True)
         return SumPlan.of(
             self.secure,
-            weights=[float(size) if weighted else 1.0 for size in self.roster.sizes],
-            deviations=[float(privacy.scale(clip, batch)) for batch in batches],
+            weights=self.weights.tolist(),
+            deviations=[float(one.scale(clip, batch)) for one, batch in each],
             bounds=[clip * (1 + (10 / math.sqrt(b) + 10 / b) * wide) for b in batches],
             participants=self.cohort_size,
             noise=privacy.noise,
         )
 
-    def privacy_in(self, members: int) -> Gaussian | None:
-        """The mechanism of a participant where this many take part: in a secure sum, the noise
-        follows the list."""
-        if self.sums is None or self.privacy is None or members == self.cohort_size:
+    def privacy_of(self, user: int, members: int | None = None) -> Gaussian | None:
+        """A user's mechanism, with σ_i as its noise. In a secure sum the noise follows the list:
+        ``members`` is how many take part, by default all that are drawn."""
+        if self.privacy is None:
+            return None
+        noise = self.privacy.noise_of(user)
+        if members not in (None, self.cohort_size) and self.sums is not None:
+            noise = self.sums.noise_for(members, noise)
+        if noise == self.privacy.noise and self.privacy.noise_by_user is None:
             return self.privacy
-        return replace(self.privacy, noise=self.sums.noise_for(members))
+        if noise not in self._mechanisms:
+            made = replace(self.privacy, noise=noise, noise_by_user=None)
+            self._mechanisms[noise] = made
+        return self._mechanisms[noise]
+
+    @cached_property
+    def _mechanisms(self) -> dict[float, Gaussian]:
+        """Mechanisms of users by their noise: users with equal noise share one."""
+        return {}
+
+    @cached_property
+    def weights(self) -> Tensor:
+        """The users' weights in means up to a common factor, (M,) float64: public numbers.
+
+        By noise they are 1/(v_i + τ²) over the largest, v_i = spread_i²/K being the variance of a
+        coordinate of a user's mean gradient. In a secure sum all members add equal noise, so they
+        are 1/spread_i.
+        """
+        if self.plan.weighting == "records":
+            return self.sizes.double()
+        ones = torch.ones(self.users, dtype=torch.float64)
+        if self.plan.weighting == "uniform" or self.privacy is None or self.privacy.noise == 0:
+            return ones
+        spread = self._spreads(torch.arange(self.users))[:, 0]
+        if self.secure is not None:
+            return spread.min() / spread
+        steps = torch.tensor([self.plan.steps_of(user) for user in range(self.users)])
+        variance = spread.square() / steps + self.heterogeneity
+        return variance.min() / variance
+
+    @property
+    def heterogeneity(self) -> float:
+        """τ² of weights by noise: the plan's, or C²/P."""
+        if self.plan.heterogeneity is not None or self.privacy is None:
+            return self.plan.heterogeneity or 0.0
+        clip = 0.0 if isinstance(self.privacy.clip, str) else float(self.privacy.clip)
+        return clip**2 / self.task.parameters
+
+    def _spreads(self, rows: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
+        """The standard deviation of the noise on a step's gradient of these users, (U, 1); C is a
+        number."""
+        privacy = self.privacy
+        assert privacy is not None and not isinstance(privacy.clip, str)
+        batches = self.batch_sizes[rows].to(dtype)[:, None]
+        spread = torch.ones_like(batches) * privacy.scale(privacy.clip, batches)
+        if privacy.noise_by_user is None:
+            return spread
+        noises = torch.tensor(privacy.noise_by_user, dtype=dtype)[rows][:, None]
+        return spread * (noises / privacy.noise)
 
     @cached_property
     def sizes(self) -> Tensor:
@@ -301,14 +378,10 @@ class Setting:
         (U, 1), and so are the steps where users differ in them."""
         plan, privacy = self.plan, self.privacy
         rows = torch.as_tensor(users, dtype=torch.long)
-        sizes = self.sizes[rows].float()[:, None]
-        weight = sizes if plan.weighting == "records" else torch.ones_like(sizes)
+        weight = self.weights[rows].float()[:, None]
         spread: float | Tensor | None = 0.0
         if privacy is not None and privacy.noise > 0:
-            spread = None
-            if privacy.clip != "median":
-                sizes = self.batch_sizes[rows].float()[:, None]
-                spread = torch.ones_like(sizes) * privacy.scale(privacy.clip, sizes)
+            spread = None if privacy.clip == "median" else self._spreads(rows, torch.float32)
         steps: int | Tensor = plan.local_steps
         if plan.steps_by_user is not None:
             steps = torch.tensor(plan.steps_by_user)[rows].float()[:, None]
@@ -360,27 +433,56 @@ class Setting:
             max_participations=budget.max_participations,
             may_decline=budget.declines,
             secure=self.secure,
+            weights=self.weights.tolist(),
         )
 
-    def calibrated(self, epsilon: float, view: View | None = None) -> Setting:
+    def calibrated(self, epsilon: Epsilon, view: View | None = None) -> Setting:
         """This setting with the smallest noise that keeps ε towards a view (the budget's), the cost
-        of its data's preparation included."""
+        of its data's preparation included. With a table of budgets every user has noise of its
+        own."""
         run = self.describe()
         if run is None or self.privacy is None:
             raise BadInput(
                 "no-privacy", "epsilon is asked of a run without privacy; give it a mechanism"
             )
-        bound = bound_for(run, view or self.budget.view, (), self.budget.colluders)
+        view = view or self.budget.view
         costs, _ = charged(self.roster.schema.preparation, run)
-        noise = calibrate_noise(run, epsilon, bound, costs)
+        if isinstance(epsilon, Mapping):
+            return self._with_noises(self._solve_each(epsilon, view, costs))
+        equal = alike(run)
+        bound = bound_for(equal, view, (), self.budget.colluders)
+        return self._with_noises((calibrate_noise(equal, epsilon, bound, costs),))
+
+    def _solve_each(
+        self, table: Mapping[str, float], view: View, costs: Sequence[Cost]
+    ) -> tuple[float, ...]:
+        """σ_i for a table of budgets. Without secure sums a user is hidden by its own noise, which
+        keeps ε_i towards everybody; other views may then have a smaller ε."""
+        if view == "paper-third-party":
+            raise BadInput(
+                "conflicting-arguments",
+                "privacy.epsilon is a table, and privacy.view is 'paper-third-party', whose "
+                "formula has one noise for all; set privacy.view = 'server'",
+            )
+        epsilons = budgets_of(checked(table), self.roster)  # type: ignore[arg-type]
+        run = self.describe()
+        assert run is not None
+        if self.secure is None:
+            return own_noises(run, epsilons, costs)
+        return joint_noises(alike(run), epsilons, costs, self.heterogeneity).noises
+
+    def _with_noises(self, noises: tuple[float, ...]) -> Setting:
+        """This setting with these σ_i, or one for all."""
         # All else was checked, and nothing of it depends on the noise.
         privacy, solved = copy.copy(self.privacy), copy.copy(self)
-        for name, value in (("noise", noise), ("epsilon", None), ("view", None)):
+        several = noises if len(set(noises)) > 1 else None
+        given = {"noise": min(noises), "noise_by_user": several, "epsilon": None, "view": None}
+        for name, value in given.items():
             object.__setattr__(privacy, name, value)
         object.__setattr__(solved, "privacy", privacy)
-        solved.__dict__.pop("sums", None)  # its grid depends on the noise
-        _ = solved.sums
-        object.__setattr__(solved, "mechanism", replace(run, noise=noise))
+        for name in ("sums", "weights", "mechanism", "_mechanisms"):  # they depend on the noise
+            solved.__dict__.pop(name, None)
+        _ = solved.sums, solved.mechanism
         if self.algorithm.sums is not None:
             solved._set_sums(self.algorithm.sums)
         return solved
@@ -395,6 +497,8 @@ class Setting:
         limits: dict[str, Any] = {}
         if self.privacy:
             limits = {"privacy": _fields(self.privacy), "budget": _given(_fields(self.budget))}
+            if self.privacy.noise_by_user is None:
+                del limits["privacy"]["noise_by_user"]
         if self.secure is not None:
             limits["secure"] = _given(_fields(self.secure))
         return {

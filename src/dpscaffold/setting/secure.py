@@ -278,15 +278,17 @@ class SumPlan:
         """The fewest members that a list may have."""
         return self.secure.smallest_list(self.participants)
 
-    def noise_for(self, members: int) -> float:
-        """σ_g of each member of a list of this many; refuses a list that is too short."""
+    def noise_for(self, members: int, noise: float | None = None) -> float:
+        """σ_g of each member of a list of this many, or σ_i from a member's own ``noise``; refuses
+        a list that is too short."""
         if members < self.least:
             raise BadInput(
                 "too-few-sites",
                 f"the list has {members} members, and secure.least is {self.least}; a shorter "
                 f"list is refused",
             )
-        return self.secure.noise_for(self.noise, self.participants, members)
+        full = self.noise if noise is None else noise
+        return self.secure.noise_for(full, self.participants, members)
 
     def quantise(self, users: Sequence[int], values: Tensor) -> Tensor:
         """The integers that these users upload, (U, P), from their noised batch means in

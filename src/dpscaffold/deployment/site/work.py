@@ -99,7 +99,8 @@ class OfferedWork:
     ) -> np.ndarray:
         """One participation in a secure sum of ``count`` members."""
         setting = self._sum_setting(members)
-        row = self._row(round, members.names.index(name), setting.privacy_in(count))
+        user = members.names.index(name)
+        row = self._row(round, user, setting.privacy_of(user, count))
         broadcast = Broadcast(round, self._stack(received["params"]), {})
         upload, _ = secure_upload(
             self.task, [replace(row, sums=setting.sums)], self._records, broadcast

@@ -410,10 +410,16 @@ def _alike(settings: Sequence[Setting], federations: Sequence[Federation]) -> bo
         )
         for one in settings
     }
-    even = all(
-        one.plan.schedule == "constant" and one.plan.steps_by_user is None for one in settings
-    )
+    even = all(map(_even, settings))
     return even and len(sizes.unique()) == 1 and len(same) == 1 and first.plan.rounds > 0
+
+
+def _even(setting: Setting) -> bool:
+    """Whether all rounds, and all users, have the same numbers."""
+    plan, privacy = setting.plan, setting.privacy
+    if privacy is not None and privacy.noise_by_user is not None:
+        return False
+    return plan.schedule == "constant" and plan.steps_by_user is None and plan.weighting != "noise"
 
 
 def _free(device: torch.device) -> float:

@@ -43,6 +43,8 @@ class Row:
     declared: int | None = None
     round: int = 1
     sums: SumPlan | None = None
+    #: The weight in means where it is by noise.
+    noise_weight: float | None = None
 
     @property
     def sampling(self) -> Sampling:
@@ -52,6 +54,8 @@ class Row:
     @property
     def weight(self) -> float:
         """The user's weight in means, up to a common factor."""
+        if self.noise_weight is not None:
+            return self.noise_weight
         # A declared size, not the true one: the weight may go up with the upload.
         size = self.records if self.declared is None else self.declared
         return float(size) if self.plan.weighting == "records" else 1.0

@@ -1,0 +1,254 @@
+"""A budget for each user: ε_i by name, the noise σ_i that keeps each, and weights by noise.
+
+Everything here is a function of public numbers: sizes, budgets, the plan. Where uploads are seen
+one by one, a user is hidden by its own noise alone, so σ_i is solved for each user by itself. In a
+secure sum all members hide each other, and σ and the weights are solved together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpscaffold.checks import number
+from dpscaffold.errors import BadInput
+from dpscaffold.privacy.aggregate import UNIT_ROUNDOFF
+from dpscaffold.privacy.bounds import RANDOM_PARTICIPATION, SECURE_SUMS
+from dpscaffold.privacy.calibrate import calibrate_noise, round_up_digits
+from dpscaffold.privacy.costs import Cost
+from dpscaffold.privacy.ledger import rounded_steps
+from dpscaffold.privacy.mechanism import Group, Mechanism
+
+if TYPE_CHECKING:
+    from dpscaffold.federation.roster import Roster
+
+#: The key for all users that a table of budgets does not name.
+DEFAULT = "default"
+
+#: ε of all users, or a table by name.
+Epsilon = float | Mapping[str, float]
+
+
+def checked(epsilon: Epsilon, name: str = "privacy.epsilon") -> Epsilon:
+    """ε, or a table of them, refused where one is not a positive number.
+
+    >>> checked({"north": 0.5, "default": 2})
+    {'north': 0.5, 'default': 2.0}
+    """
+    if not isinstance(epsilon, Mapping):
+        return _positive(name, epsilon)
+    if not epsilon:
+        raise BadInput(
+            "missing-key",
+            f"{name} is an empty table; give a number, or a table such as "
+            f"{{ {DEFAULT} = 2.0, north = 0.5 }}",
+        )
+    return {str(user): _positive(f"{name}.{user}", value) for user, value in epsilon.items()}
+
+
+def _positive(name: str, value: object) -> float:
+    if not number(name, value) > 0:
+        raise BadInput(
+            "out-of-range",
+            f"{name} is {value:g}; give a number above 0, such as 2 (smaller is stronger)",
+        )
+    return float(value)  # type: ignore[arg-type]
+
+
+def budgets_of(table: Mapping[str, float], roster: Roster) -> tuple[float, ...]:
+    """ε_i of every user, in the roster's order; users without a name are called by their
+    numbers."""
+    names = roster.names or tuple(str(user) for user in range(roster.users))
+    if DEFAULT in names:
+        raise BadInput(
+            "conflicting-arguments",
+            f"privacy.epsilon is a table, and a user is called {DEFAULT!r}, which means all users "
+            f"that it does not name; call the user otherwise",
+        )
+    unknown = [user for user in table if user != DEFAULT and user not in names]
+    if unknown:
+        shown = ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
+        raise BadInput(
+            "unknown-user",
+            f"privacy.epsilon has a budget for {unknown[0]!r}, and no user has this name; give one "
+            f"of {shown}, or leave it out",
+        )
+    missing = [user for user in names if user not in table]
+    if missing and DEFAULT not in table:
+        raise BadInput(
+            "missing-key",
+            f"privacy.epsilon has no budget for {missing[0]!r} and no {DEFAULT!r}; add "
+            f"{DEFAULT} = 2.0 for all users that the table does not name",
+        )
+    return tuple(table[user] if user in table else table[DEFAULT] for user in names)
+
+
+def own_noises(
+    run: Mechanism, epsilons: Sequence[float], costs: Sequence[Cost] = ()
+) -> tuple[float, ...]:
+    """σ_i of every user: the smallest with which its own noise keeps ε_i towards everybody, the
+    server included (:data:`~dpscaffold.privacy.RANDOM_PARTICIPATION`).
+
+    It depends on the user's own rate and budget and on nobody else, so that each is solved by
+    itself. Beyond a few distinct pairs, rates are rounded up and budgets down.
+    """
+    places = run.membership or (0,) * run.users
+    groups = {group.rate: group for group in run.groups}
+    wanted = [(run.groups[g].rate, epsilon) for g, epsilon in zip(places, epsilons, strict=True)]
+    rounded = rounded_steps(wanted)
+    solved = {
+        (rate, epsilon): calibrate_noise(
+            _of_one_kind(run, groups[rate]), epsilon, RANDOM_PARTICIPATION, costs
+        )
+        for rate, epsilon in set(rounded)
+    }
+    return tuple(solved[pair] for pair in rounded)
+
+
+def _of_one_kind(run: Mechanism, group: Group) -> Mechanism:
+    """The run as if all users were of one kind, and every upload seen."""
+    alike = Group(group.records, group.batch, run.users)
+    return replace(run, groups=(alike,), membership=(), secure=None)
+
+
+@dataclass(frozen=True)
+class JointNoises:
+    """σ_i of every user of a secure sum, and its weight up to a common factor."""
+
+    noises: tuple[float, ...]
+    weights: tuple[float, ...]
+
+
+def joint_noises(
+    run: Mechanism,
+    epsilons: Sequence[float],
+    costs: Sequence[Cost] = (),
+    heterogeneity: float = 0.0,
+) -> JointNoises:
+    """σ_i and ω_i of every user of a secure sum, solved together.
+
+    User i needs the multiplier z_i over the sum of its honest members. All members add noise of the
+    same deviation 2C·a to the sum, so that any m − k of them hide user i if
+    a·√(m − k) ≥ z_i·ω_i/b_i: the strictest user decides on a, and σ_i = a·b_i/ω_i. With
+    ``weighting="noise"`` a strict user may have a smaller weight instead. ω and a then minimise
+
+        (2C)²·M²·a²/m + (M/m)·τ²·Σω_i²,  Σω_i = 1,
+
+    the variance of the noise and of the differences between users in the mean of a round. It is
+    convex in (a, ω). For a given a the best weights are ω_i = min(u, a√(m − k)·b_i/z_i), so one
+    number is searched for. What is found need not be exact: it is checked user by user.
+    """
+    assert run.secure is not None
+    honest, places = run.cohort_size - run.secure.colluders, run.membership or (0,) * run.users
+    batches = np.array([run.groups[g].batch for g in places], dtype=float)
+    needed = np.array(own_noises(run, epsilons, costs)) * (1 + 2 * batches**2 * UNIT_ROUNDOFF)
+    divisors = batches if run.unit == "record" else np.ones(run.users)
+    if run.weighting == "noise":
+        weights = _capped_weights(run, divisors / needed, honest, heterogeneity)
+    elif run.weighting == "records":
+        weights = np.array([float(run.groups[g].records) for g in places])
+    else:
+        weights = np.ones(run.users)
+    common = float((needed * weights / divisors).max()) / math.sqrt(honest)
+    while True:
+        noises = tuple(round_up_digits(float(n)) for n in common * divisors / weights)
+        found = JointNoises(noises, tuple(weights.tolist()))
+        if _kept(run, found, epsilons, costs):
+            return found
+        common *= 1.001
+
+
+def _capped_weights(
+    run: Mechanism, caps: NDArray[np.float64], honest: int, heterogeneity: float
+) -> NDArray[np.float64]:
+    """ω_i = min(u, t·b_i/z_i) with Σω_i = 1, for the t with the least variance; ``caps`` are
+    b_i/z_i."""
+    from scipy.optimize import minimize_scalar
+
+    clip = 1.0 if isinstance(run.clip, str) else float(run.clip)
+    users, drawn = run.users, run.cohort_size
+
+    def variance(t: float) -> float:
+        noise = (2 * clip * t) ** 2 * users**2 / (drawn * honest)
+        return float(noise + users / drawn * heterogeneity * (_filled(t * caps) ** 2).sum())
+
+    low, high = 1 / float(caps.sum()), float((1 / caps).max()) / users
+    if not low < high * (1 - 1e-12):
+        return np.full(users, 1 / users)
+    best = minimize_scalar(variance, bounds=(low, high), method="bounded")
+    ends = min((low, high, float(best.x)), key=variance)
+    return _filled(max(ends, low) * caps)
+
+
+def _filled(caps: NDArray[np.float64]) -> NDArray[np.float64]:
+    """min(u, cap_i) with the u for which they add up to 1; the caps themselves where they add up to
+    less.
+
+    >>> _filled(np.array([0.1, 0.9, 0.9])).tolist()
+    [0.1, 0.45, 0.45]
+    """
+    order = np.sort(caps)
+    before = np.concatenate([[0.0], np.cumsum(order)])
+    for taken, cap in enumerate(order):
+        level = (1.0 - before[taken]) / (len(caps) - taken)
+        if level <= cap:
+            return np.minimum(caps, level)
+    return caps / caps.sum()
+
+
+def louder_of(noises: Sequence[float]) -> tuple[float, ...]:
+    """σ_i over the smallest, rounded down, so that no more noise is accounted than is added.
+
+    >>> louder_of([2.0, 3.0])
+    (1.0, 1.5)
+    """
+    least = min(noises)
+    ratios = (noise / least for noise in noises)
+    return tuple(
+        ratio if least * ratio <= noise else math.nextafter(ratio, 0.0)
+        for noise, ratio in zip(noises, ratios, strict=True)
+    )
+
+
+def described(run: Mechanism, noises: Sequence[float], weights: Sequence[float]) -> Mechanism:
+    """The run with noise, and with ``weighting="noise"`` weights, of each user."""
+    by_noise = run.weighting == "noise"
+    kinds: dict[tuple[int, int, float, float], int] = {}
+    places, louder = run.membership or (0,) * run.users, louder_of(noises)
+    membership = []
+    for user, place in enumerate(places):
+        group = run.groups[place]
+        kind = (group.records, group.batch, louder[user], weights[user] if by_noise else 1.0)
+        membership.append(kinds.setdefault(kind, len(kinds)))
+    counts = np.bincount(membership)
+    groups = tuple(
+        Group(r, b, int(n), loud, weight)
+        for (r, b, loud, weight), n in zip(kinds, counts, strict=True)
+    )
+    several = tuple(membership) if len(groups) > 1 else ()
+    return replace(run, groups=groups, membership=several, noise=min(noises))
+
+
+def _kept(
+    run: Mechanism, found: JointNoises, epsilons: Sequence[float], costs: Sequence[Cost]
+) -> bool:
+    """Whether every user's ε through the sums is within its budget."""
+    whole = described(run, found.noises, found.weights)
+    places = whole.membership or (0,) * run.users
+    allowed: dict[int, float] = {}
+    for place, epsilon in zip(places, epsilons, strict=True):
+        allowed[place] = min(epsilon, allowed.get(place, math.inf))
+    spent = rounded_by_group(whole, tuple(costs))
+    return all(spent[place] <= epsilon for place, epsilon in allowed.items())
+
+
+def rounded_by_group(run: Mechanism, costs: tuple[Cost, ...]) -> list[float]:
+    """ε of each group's users through secure sums; many groups are rounded up."""
+    from dpscaffold.privacy.by_user import epsilons_by_group
+
+    return epsilons_by_group(SECURE_SUMS, run, run.rounds, costs)
