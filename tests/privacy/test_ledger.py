@@ -13,7 +13,7 @@ from privacy.settings import SMALL, run_of
 from refusals import refuses
 
 from dpscaffold.privacy import CAP, Ledger
-from dpscaffold.privacy.ledger import MOST_RATES, spent
+from dpscaffold.privacy.ledger import MOST_RATES, _spent_at
 
 
 def filled(run, rounds, seed=0, **options) -> Ledger:
@@ -180,9 +180,9 @@ def test_thousands_of_sizes_are_affordable_and_rounded_up():
     )
     assert len({g.rate for g in run.groups}) > 10 * MOST_RATES
     ledger = filled(run, 100, user_budget=3.0)
-    before = spent.cache_info().misses
+    before = _spent_at.cache_info().misses
     values, largest = ledger.epsilons(), ledger.largest()
-    assert spent.cache_info().misses - before < 2 * MOST_RATES * len(set(ledger.participations))
+    assert _spent_at.cache_info().misses - before < 2 * MOST_RATES * len(set(ledger.participations))
     some = rng.choice(3000, 20, replace=False)
     exact = np.array([ledger.of(int(u)) for u in some])
     assert (values[some] >= exact - 1e-12).all() and (values[some] <= 1.1 * exact + 1e-12).all()

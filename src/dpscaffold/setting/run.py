@@ -511,8 +511,9 @@ class Setting:
 
 
 def _fields(value: Plan | Gaussian | Budget | Secure) -> dict[str, Any]:
-    """The fields that were given, by name."""
-    return {f.name: getattr(value, f.name) for f in fields(value) if f.init}
+    """The fields that were given, by name, in plain values."""
+    given = {f.name: getattr(value, f.name) for f in fields(value) if f.init}
+    return {name: list(one) if isinstance(one, tuple) else one for name, one in given.items()}
 
 
 def _given(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,188 @@
+"""Users with noise of their own, on every engine: the same run, and the noise that was solved
+for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from refusals import refuses
+from small import (
+    CPU,
+    EQUAL,
+    EVERY,
+    TASKS,
+    UNEQUAL,
+    WHERE,
+    Driven,
+    assert_agree,
+    assert_identical,
+    federation,
+    final,
+    setting,
+    simulator,
+    uploads,
+)
+
+from dpscaffold import Gaussian, train
+from dpscaffold.engines import Hardware, Simulator
+from dpscaffold.engines.fast import devices, lockstep
+from dpscaffold.engines.fast.lockstep import Lockstep
+from dpscaffold.engines.participation import participate
+from dpscaffold.setting import Secure
+
+NOISES = (0.8, 2.4, 1.1, 0.9, 3.0, 0.8)
+KINDS = {
+    "fixed": Gaussian(0.7, 0.8, noise_by_user=NOISES),
+    "poisson": Gaussian(0.7, 0.8, "poisson", noise_by_user=NOISES),
+    "user": Gaussian(0.7, 0.2, unit="user", noise_by_user=tuple(n / 4 for n in NOISES)),
+}
+
+
+@pytest.mark.parametrize("algorithm", EVERY)
+@pytest.mark.parametrize("kind", ["fixed", "poisson", "user"])
+@pytest.mark.parametrize("weighting", ["uniform", "noise"])
+def test_the_simulator_agrees_with_the_loop(algorithm, kind, weighting):
+    run = setting(algorithm, "logistic", KINDS[kind], weighting=weighting)
+    atol = 1e-3 if algorithm == "fedadam" else 1e-5
+    assert_agree(final("simulator", run), final("loop", run), atol=atol)
+
+
+@pytest.mark.parametrize("task", ["mlp", "module"])
+def test_so_do_networks(task):
+    run = setting("scaffold-balanced", task, KINDS["fixed"], weighting="noise")
+    assert_agree(final("simulator", run), final("loop", run))
+
+
+@pytest.mark.parametrize("engine", ["loop", "simulator"])
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("kind", ["fixed", "user"])
+def test_every_user_adds_the_noise_that_is_accounted(engine, task, kind):
+    """The same draws at σ = 0, at one σ for all and at σ_i: what is added scales by σ_i/σ."""
+    privacy = KINDS[kind]
+    plan = {"local_steps": 1, "user_ratio": 1.0, "rounds": 1, "warm_rounds": 0}
+    clean, equal, own = (
+        uploads(engine, setting("fedavg", task, one, **plan))[0]["move"].double()
+        for one in (
+            replace(privacy, noise=0.0, noise_by_user=None),
+            replace(privacy, noise=1.0, noise_by_user=None),
+            privacy,
+        )
+    )
+    run = setting("fedavg", task, privacy, **plan)
+    # Uploads are in the order of the draw.
+    drawn = run.randomness().cohort(1, run.users, run.cohort_size).tolist()
+    for row, user in enumerate(drawn):
+        scale = (own[row] - clean[row]).norm() / (equal[row] - clean[row]).norm()
+        assert float(scale) == pytest.approx(privacy.noise_by_user[user], rel=1e-3)
+        group = run.mechanism.group_of(user)
+        assert run.mechanism.noise * group.louder == pytest.approx(privacy.noise_by_user[user])
+
+
+def test_the_mean_and_the_balanced_controls_weigh_by_noise():
+    """w_i ∝ 1/(v_i + τ²), v_i = (2Cσ_i/b_i)²/K, by hand."""
+    run = setting("fedavg", "logistic", KINDS["fixed"], weighting="noise", user_ratio=1.0)
+    tau = 0.7**2 / run.task.parameters
+    batches = [size // 3 for size in UNEQUAL]
+    each = [(2 * 0.7 * s / b) ** 2 / 3 + tau for s, b in zip(NOISES, batches, strict=True)]
+    weights = np.array([1 / v for v in each])
+    assert run.weights.numpy() == pytest.approx(weights / weights.max())
+    known = run.known(range(6))
+    assert known.weight[:, 0].numpy() == pytest.approx(weights / weights.max())
+    spread = [2 * 0.7 * s / b for s, b in zip(NOISES, batches, strict=True)]
+    assert known.spread[:, 0].numpy() == pytest.approx(spread)
+    sent = uploads("simulator", replace(run, plan=replace(run.plan, rounds=1)))[0]["move"]
+    order = run.randomness().cohort(1, 6, 6).tolist()
+    want = sum(w * sent[order.index(u)] for u, w in enumerate(weights / weights.sum()))
+    moved = final("simulator", run, rounds=1).params
+    start = Driven(simulator(run)).states[0].params
+    torch.testing.assert_close(moved - start, want.float(), rtol=1e-4, atol=1e-6)
+    balanced = final("loop", setting("scaffold-balanced", "logistic", KINDS["fixed"]))
+    seen = balanced.memories["weight"][:, 0] > 0
+    want = torch.tensor([(s**2) / 3 for s in spread])[seen]
+    torch.testing.assert_close(balanced.memories["noise"][seen, 0], want)
+
+
+def test_a_public_heterogeneity_takes_the_place_of_the_default():
+    flat = setting("fedavg", "logistic", KINDS["fixed"], weighting="noise", heterogeneity=1e6)
+    assert flat.weights.numpy() == pytest.approx(np.ones(6), rel=1e-3)
+    steep = setting("fedavg", "logistic", KINDS["fixed"], weighting="noise", heterogeneity=0.0)
+    v = np.array([(s / (size // 3)) ** 2 for s, size in zip(NOISES, UNEQUAL, strict=True)])
+    assert steep.weights.numpy() == pytest.approx(v.min() / v)
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 5])
+def test_chunks_and_devices_change_no_bit(chunk):
+    run = setting("scaffold-balanced", "logistic", KINDS["poisson"], weighting="noise")
+    parts = Simulator([run], [run.federation], Hardware((CPU, CPU), chunk=chunk))
+    assert torch.equal(Driven(parts).drive().reached.params, final("simulator", run).params)
+
+
+def test_a_stack_is_each_of_its_runs():
+    """Runs with unequal noise, equal noise and weights by noise share a stack."""
+    ones = [
+        setting("scaffold-balanced", "logistic", KINDS["fixed"], weighting="noise"),
+        setting("scaffold-balanced", "logistic", KINDS["fixed"]),
+        setting("scaffold-balanced", "logistic", Gaussian(0.7, 2.0)),
+    ]
+    together = Driven(simulator(ones)).drive().all_reached
+    for run, found in zip(ones, together, strict=True):
+        assert_identical(found, final("simulator", run))
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "noise"])
+def test_rounds_in_step_fall_back(monkeypatch, weighting):
+    """A device that moves a whole stack takes all users as alike, so it leaves these to the
+    simulator."""
+    if WHERE.type != "cuda":
+        real = devices.draws_on
+        for room in (participate, lockstep):
+            there = lambda device, rows: real(torch.device("cuda"), rows)  # noqa: E731
+            monkeypatch.setattr(room, "draws_on", there)
+        monkeypatch.setattr(Lockstep, "of", partial(Lockstep.of, capture=None))
+    data = federation(EQUAL)
+    plain = setting("fedavg", "logistic", "fixed", data)
+    own = setting("fedavg", "logistic", KINDS["fixed"], data, weighting=weighting)
+    assert Lockstep.of([plain], [data], [plain.randomness()], WHERE) is not None
+    assert Lockstep.of([own], [data], [own.randomness()], WHERE) is None
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "records", "noise"])
+@pytest.mark.parametrize("least", [None, 3])
+def test_secure_sums_agree_between_engines(weighting, least):
+    """Every member adds its own noise to the sum, in shorter lists more of it."""
+    plan = {"local_steps": 1, "user_ratio": 1.0, "weighting": weighting, "rounds": 2}
+    run = replace(setting("fedavg", "logistic", KINDS["fixed"], **plan), secure=Secure(1, least))
+    reached = [final(engine, run).params for engine in ("loop", "simulator")]
+    torch.testing.assert_close(*reached, rtol=1e-3, atol=1e-4)
+    more = run.privacy_of(4, 5 if least else 6).noise
+    assert more == pytest.approx(NOISES[4] * (np.sqrt(5 / 4) if least else 1))
+
+
+@pytest.mark.parametrize("engine", ["loop", "simulator"])
+def test_a_run_is_resumed_with_the_same_noise(tmp_path, engine):
+    data = federation(UNEQUAL)
+    privacy = Gaussian(0.7, epsilon={"default": 8.0, data.roster.names[1]: 2.0})
+    run = setting("scaffold-balanced", "logistic", "fixed", data)
+    plan = replace(run.plan, weighting="noise", checkpoint_every=1, evaluate_every=2)
+
+    def go(folder, **more):
+        given = (data, run.task, run.algorithm, plan, privacy)
+        return train(*given, engine=engine, out=tmp_path / folder, **more)
+
+    def stop(round, row):
+        if round == 2:
+            raise KeyError("stopped")
+
+    whole = go("a")
+    with pytest.raises(KeyError):
+        go("b", observer=stop)
+    resumed = go("b", resume=True)
+    assert np.array_equal(whole.params, resumed.params)
+    assert whole.privacy.server.epsilon == resumed.privacy.server.epsilon <= 8.0
+    with refuses("configuration-changed: noise_by_user"):
+        changed = Gaussian(0.7, epsilon={"default": 8.0, data.roster.names[1]: 1.0})
+        train(data, run.task, run.algorithm, plan, changed, out=tmp_path / "b", resume=True)
