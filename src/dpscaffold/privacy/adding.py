@@ -15,6 +15,7 @@ import numpy as np
 
 from dpscaffold.privacy.bound import ALONE, views_of
 from dpscaffold.privacy.bounds import LEDGER
+from dpscaffold.privacy.by_user import epsilon_by_user
 from dpscaffold.privacy.composition import (
     ADDED,
     added,
@@ -34,6 +35,7 @@ from dpscaffold.privacy.statement import large_delta, statement
 from dpscaffold.privacy.statement_types import (
     BoundRow,
     EpsilonAtDelta,
+    EpsilonByUser,
     HumanTerms,
     PartSummary,
     PlannedEpsilon,
@@ -134,6 +136,7 @@ def _restated(said: Statement, each: Sequence[Statement], stated: Mechanism) -> 
         third_party=_view([one.third_party for one in each], delta),
         participant=_view([one.participant for one in each], delta),
         alone=None if said.alone is None else _view([one.towards(ALONE) for one in each], delta),
+        by_user=_users(each),
         paper_third_party=_view([one.paper_third_party for one in each], delta),
         bounds=tuple(_row(same, delta) for same in zip(*(one.bounds for one in each), strict=True)),
         epsilon_by_delta=tuple(
@@ -179,6 +182,15 @@ def _spent_alone(said: ViewGuarantee | None, parts: Sequence[Ledger]) -> ViewGua
         return None
     spent = spent_by_users([part.without_secure_sums() for part in parts])
     return replace(said, ledger=float(spent.max()))
+
+
+def _users(each: Sequence[Statement]) -> EpsilonByUser | None:
+    """ε of each user as the sum over the parts, where users have noise of their own."""
+    found = [one.by_user for one in each if one.by_user is not None]
+    if len(found) < len(each):
+        return None
+    epsilons = np.sum([one.epsilon for one in found], axis=0)
+    return epsilon_by_user(found[0].bound, epsilons, found[0].noise)
 
 
 def _view(same: Sequence[ViewGuarantee], delta: float) -> ViewGuarantee:

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from dpscaffold.privacy.bound import Bound
 from dpscaffold.privacy.costs import Cost
 from dpscaffold.privacy.laws import group_steps
-from dpscaffold.privacy.ledger import MOST_RATES
+from dpscaffold.privacy.ledger import MOST_RATES, distribution_of
 from dpscaffold.privacy.mechanism import Mechanism
+from dpscaffold.privacy.statement_types import EpsilonByUser
 
 
 def epsilons_by_group(
@@ -53,3 +54,11 @@ def epsilons_by_user(
     """The same for every user, (M,)."""
     found = np.array(epsilons_by_group(bound, run, rounds, costs, repeats))
     return found[np.array(run.membership or [0] * run.users)]
+
+
+def epsilon_by_user(
+    bound: str, epsilons: NDArray[np.float64], noises: Sequence[float]
+) -> EpsilonByUser:
+    """The part of a statement that has ε of every user, (M,)."""
+    _, spread = distribution_of(np.zeros(len(epsilons), dtype=np.int64), epsilons)
+    return EpsilonByUser(bound, tuple(epsilons.tolist()), tuple(noises), spread)

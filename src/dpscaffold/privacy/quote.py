@@ -43,18 +43,24 @@ def _sentence(said: Statement, run: Mechanism, costs: Sequence[str], draw_given:
     if said.simulated:
         would = f"With secret noise {each.lower()} would be protected with"
         return " ".join([SIMULATION, f"{would} {_over_the_draw(said, run, costs)}.",
-                         *_replacing(said.server, run), *_given(said, "would have spent"),
-                         SHARED])  # fmt: skip
+                         *_replacing(said.server, run), *_own(said),
+                         *_given(said, "would have spent"), SHARED])  # fmt: skip
     if draw_given and said.ledger is not None:
         first = _given_first(said, said.ledger, run, costs)
-        return " ".join([first, *_replacing(said.ledger, run, "everybody")])
+        return " ".join([first, *_replacing(said.ledger, run, "everybody"), *_own(said)])
     sentence = f"{each} is protected with {_over_the_draw(said, run, costs)}."
     if draw_given:
         sentence += (
             " That holds for a draw that nobody chose: where its seed is given, as in this plan, "
             "quote what the run's ledger says."
         )
-    return " ".join([sentence, *_replacing(said.server, run), *_given(said, "spent")])
+    rest = [*_replacing(said.server, run), *_own(said), *_given(said, "spent")]
+    return " ".join([sentence, *rest])
+
+
+def _own(said: Statement) -> list[str]:
+    """How ε differs between users, where they have budgets of their own."""
+    return [] if said.by_user is None else [said.by_user.sentence()]
 
 
 def _quoted(said: Statement, draw_given: bool) -> QuotedEpsilon:

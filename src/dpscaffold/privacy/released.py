@@ -30,6 +30,7 @@ from dpscaffold.privacy.bounds import (
     among,
     bound_for,
 )
+from dpscaffold.privacy.by_user import epsilon_by_user, epsilons_by_user
 from dpscaffold.privacy.costs import Cost
 from dpscaffold.privacy.human import human_terms, ledger_terms, losses, spent_laws
 from dpscaffold.privacy.ledger import Ledger
@@ -37,6 +38,7 @@ from dpscaffold.privacy.mechanism import Mechanism
 from dpscaffold.privacy.statement_types import (
     BoundRow,
     EpsilonAtDelta,
+    EpsilonByUser,
     HumanTerms,
     PlannedEpsilon,
     SpentByUsers,
@@ -90,6 +92,7 @@ class Released:
             participant=replace(self.towards(PARTICIPANT), colluders=self.colluders),
             paper_third_party=self._published(),
             alone=self._alone() if self.run.secure is not None else None,
+            by_user=self._by_user() if self.run.unequal else None,
             ledger=self._spent(self.ledger) if self.ledger is not None else None,
             planned=self._planned() if self.ledger is not None else None,
             epsilon_by_delta=self._by_delta(),
@@ -101,6 +104,13 @@ class Released:
         said, ledger = self.towards(ALONE), self.ledger
         spent = None if ledger is None else ledger.without_secure_sums().largest()
         return replace(said, ledger=spent, note="all other sites collude with the server")
+
+    def _by_user(self) -> EpsilonByUser:
+        """What is guaranteed to each user towards the server."""
+        run, bound = self.run, self.bound(SERVER)
+        each = epsilons_by_user(bound, run, self.rounds, self.costs, self.repeats)
+        noises = [run.noise * run.group_of(user).louder for user in range(run.users)]
+        return epsilon_by_user(bound.name, each, noises)
 
     def _spent(self, ledger: Ledger) -> SpentByUsers:
         """What users spent given who took part."""

@@ -237,6 +237,7 @@ def _mechanism(run: Mechanism) -> MechanismSummary:
     # Of a whole user not even the size may be revealed, and no rate plays a part.
     rates = sorted(group.rate for group in run.groups) if run.unit == "record" else None
     scale = "2C·σ_g" if run.unit == "user" else "2C·σ_g/b"
+    louder = [group.louder for group in run.groups]
     terms, secure = run.secure, None
     if terms is not None:
         secure = SecureSummary(terms.colluders, terms.least, run.voids)
@@ -249,6 +250,7 @@ def _mechanism(run: Mechanism) -> MechanismSummary:
         clip=run.clip,
         noise=run.noise,
         noise_scale=f"standard deviation {scale} on the batch mean of clipped gradients",
+        noise_range=RateRange(run.noise, run.noise * max(louder)) if run.unequal else None,
         rounds=run.rounds,
         local_steps=run.local_steps,
         users=run.users,

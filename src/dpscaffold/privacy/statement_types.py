@@ -114,6 +114,31 @@ class SpentByUsers(JsonRecord):
 
 
 @dataclass(frozen=True, eq=False)
+class EpsilonByUser(JsonRecord):
+    """ε of each user where users have noise of their own, over the random draw of participants.
+
+    - ``bound``: the bound towards the server that gives them.
+    - ``epsilon``: ε_i of every user, in the users' order; the largest is the ε of the statement.
+    - ``noise``: σ_i of every user.
+    - ``epsilon_over_users``: quantiles of ε over users.
+    """
+
+    bound: str
+    epsilon: tuple[float, ...]
+    noise: tuple[float, ...]
+    epsilon_over_users: EpsilonSpread
+
+    def sentence(self) -> str:
+        """How ε differs between users, in words."""
+        found = self.epsilon_over_users
+        least, middle, most = map(round_up, (found.min, found.median, found.max))
+        return (
+            f"Users have budgets of their own: epsilon towards the server is from {least} to "
+            f"{most} over users, {middle} in the median, and the first number is the largest."
+        )
+
+
+@dataclass(frozen=True, eq=False)
 class PlannedEpsilon(JsonRecord):
     """ε towards the server if all planned rounds are run."""
 
@@ -123,7 +148,7 @@ class PlannedEpsilon(JsonRecord):
 
 @dataclass(frozen=True, eq=False)
 class RateRange(JsonRecord):
-    """The smallest and the largest share of a user's records in a batch."""
+    """The smallest and the largest number over users: the share of records in a batch, or σ_i."""
 
     min: float
     max: float
@@ -147,7 +172,8 @@ class MechanismSummary(JsonRecord):
     - ``neighbours``, ``relation``: the neighbouring datasets, in words and by name.
     - ``sampling``, ``rate``: how batches are drawn; the rate is null with users as the unit.
     - ``clip``: the clipping norm C, or ``median``.
-    - ``noise``: σ_g; ``noise_scale`` says what it is a multiple of.
+    - ``noise``: σ_g; ``noise_scale`` says what it is a multiple of. ``noise_range``: the smallest
+      and the largest σ_i, where users have noise of their own.
     - ``rounds``, ``local_steps``, ``users``, ``participants``: planned rounds, steps in a round,
       users, and users in a round.
     - ``memory``: whether users keep a state between rounds.
@@ -165,6 +191,7 @@ class MechanismSummary(JsonRecord):
     clip: float | str
     noise: float
     noise_scale: str
+    noise_range: RateRange | None = optional()
     rounds: int
     local_steps: int
     users: int
@@ -174,6 +201,12 @@ class MechanismSummary(JsonRecord):
     max_participations: int | None = None
     may_decline: str | None = None
     secure: SecureSummary | None = optional()
+
+    def noises(self) -> str:
+        """σ_g, or from the smallest to the largest σ_i."""
+        if self.noise_range is None:
+            return f"{self.noise:g}"
+        return f"{self.noise_range.min:g} to {self.noise_range.max:g} (each user its own)"
 
 
 @dataclass(frozen=True, eq=False)
@@ -321,6 +354,7 @@ class Statement(JsonRecord):
     - ``bounds``: every bound, with its ε or why it does not apply.
     - ``server``, ``third_party``, ``participant``: the guarantee towards each adversary.
     - ``alone``: the guarantee of a run with secure sums if all other sites collude with the server.
+    - ``by_user``: ε and σ_g of each user, where users have budgets of their own.
     - ``paper_third_party``: the number of the published formula, for comparison only.
     - ``ledger``: what users spent, given who took part; only of a run.
     - ``planned``: ε if all planned rounds are run; only of a run.
@@ -351,6 +385,7 @@ class Statement(JsonRecord):
     third_party: ViewGuarantee = field(default_factory=_not_stated)
     participant: ViewGuarantee = field(default_factory=_not_stated)
     alone: ViewGuarantee | None = optional()
+    by_user: EpsilonByUser | None = optional()
     paper_third_party: ViewGuarantee = field(default_factory=_not_stated)
     ledger: SpentByUsers | None = optional()
     planned: PlannedEpsilon | None = optional()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dpscaffold.privacy.showing import digits_up, round_up
 from dpscaffold.privacy.statement_types import Statement
-from dpscaffold.report.blocks import Block, Bullets, Section, Table, Text, section
+from dpscaffold.report.blocks import BarChart, Block, Bullets, Section, Table, Text, section
 from dpscaffold.report.human_tables import groups_table, terms_table
 
 #: Whom a guarantee is towards, in words.
@@ -67,11 +67,30 @@ def _guaranteed(said: Statement) -> list[Block | None]:
         Text(
             f"What is hidden (the neighbours): {mechanism.neighbours}. Each gradient is clipped "
             f"to {mechanism.clip} and gets Gaussian noise, {mechanism.noise_scale}, with σ_g = "
-            f"{mechanism.noise:g}; {mechanism.sampling}."
+            f"{mechanism.noises()}; {mechanism.sampling}."
         ),
+        *_by_user(said),
         Text("What has to be true for it to hold:"),
         Bullets(tuple(f"{text[0].upper()}{text[1:]}." for text in assumed)),
     ]
+
+
+def _by_user(said: Statement) -> list[Block | None]:
+    """How ε differs between users with budgets of their own: the bars count users."""
+    found = said.by_user
+    if found is None:
+        return []
+    values = sorted(found.epsilon)
+    low, high = values[0], values[-1]
+    step = (high - low) / 8 or 1.0
+    counts: dict[str, int] = {}
+    for value in values:
+        place = min(7, int((value - low) / step))
+        label = round_up(min(high, low + (place + 1) * step))
+        counts[label] = counts.get(label, 0) + 1
+    bars = tuple((label, float(users)) for label, users in counts.items())
+    title = "Users by their own ε towards the server"
+    return [Text(found.sentence()), BarChart(title, "ε up to", "users", bars)]
 
 
 def person_section(said: Statement | None) -> Section:

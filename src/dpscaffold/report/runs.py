@@ -86,6 +86,7 @@ class RunRecord:
             "epsilon_server": said.server.epsilon if said else None,
             "delta": said.delta if said else None,
             "bound": said.server.bound if said else None,
+            **_over_users(said),
             "seconds": self.summary.seconds,
             f"optimum_{metric}": self.summary.number(f"optimum_{metric}"),
             **self._deviations(metric),
@@ -97,6 +98,13 @@ class RunRecord:
         names = (metric, "train_loss")
         found = {f"{name}_deviation": self.deviation(name) for name in names}
         return {"seeds": len(self.repeats), **found}
+
+
+def _over_users(said: Statement | None) -> dict[str, Any]:
+    """Quantiles of ε over users with budgets of their own; nothing in other runs."""
+    if said is None or said.by_user is None:
+        return {}
+    return {"epsilon_over_users": said.by_user.epsilon_over_users.to_json()}
 
 
 def _shown_in(history: list[HistoryRow]) -> str:
@@ -244,6 +252,9 @@ def labels(runs: list[RunRecord]) -> list[str]:
 
 
 def _epsilon(run: RunRecord, row: Mapping[str, Any]) -> str:
+    spread = row.get("epsilon_over_users")
+    if spread is not None:
+        return f"{round_up(spread['min'])}–{round_up(spread['max'])}"
     if row["epsilon_server"] is not None:
         return round_up(row["epsilon_server"])
     return "none" if run.private else "not private"
@@ -278,6 +289,13 @@ def epsilon_note(runs: list[RunRecord]) -> str:
             f"ε {whom} at δ = {digits_up(said.delta or 0.0)}, {said.mechanism.neighbours}, by "
             f"{bound} (PLD){would}"
         )
+        if said.by_user is not None:
+            spread = said.by_user.epsilon_over_users
+            lines.append(
+                f"{run.label}: users have budgets of their own, ε {round_up(spread.min)} (least), "
+                f"{round_up(spread.quarter)}, {round_up(spread.median)} (median), "
+                f"{round_up(spread.three_quarters)}, {round_up(spread.max)} (most)"
+            )
     return "\n".join(dict.fromkeys(lines))
 
 

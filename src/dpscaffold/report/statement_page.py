@@ -5,8 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dpscaffold.privacy.showing import digits_up, round_up
-from dpscaffold.privacy.statement_types import MechanismSummary, SpentByUsers, Statement
+from dpscaffold.privacy.statement_types import (
+    EpsilonByUser,
+    MechanismSummary,
+    SpentByUsers,
+    Statement,
+)
 from dpscaffold.report.human_tables import groups_table, terms_table
+
+#: Users with budgets of their own are listed one by one up to this many.
+MOST_USERS = 50
 
 
 def render(said: Statement, title: str = "Privacy statement") -> str:
@@ -31,6 +39,8 @@ def render(said: Statement, title: str = "Privacy statement") -> str:
         parts += ["## Epsilon by delta", _by_delta(said)]
     if said.human:
         parts += ["## In human terms", _human(said)]
+    if said.by_user:
+        parts += ["## Epsilon of each user", _by_user(said.by_user)]
     if said.ledger:
         parts += ["## Ledger", _ledger(said.ledger)]
     if said.journal:
@@ -68,7 +78,7 @@ def _mechanism(said: Statement, m: MechanismSummary) -> str:
             "clip C",
             "median of the batch's norms (private)" if isinstance(m.clip, str) else f"{m.clip:g}",
         ),
-        ("noise σ_g", f"{m.noise:g} ({m.noise_scale})"),
+        ("noise σ_g", f"{m.noises()} ({m.noise_scale})"),
         ("rounds × local steps", f"{said.rounds} × {m.local_steps}"),
         ("participants", f"{m.participants} of {m.users} users a round, drawn uniformly"),
         ("delta", digits_up(said.delta or 0.0, 4)),
@@ -129,6 +139,19 @@ def _by_delta(said: Statement) -> str:
     rows = [(digits_up(row.delta), *(round_up(row.by_view[v]) for v in views)) for row in found]
     titles = {"ledger": "given who took part"}
     return _table(("delta", *(titles.get(v, v.replace("_", " ")) for v in views)), rows)
+
+
+def _by_user(found: EpsilonByUser) -> str:
+    """The distribution, and every user where they are few; by their numbers."""
+    spread = found.epsilon_over_users
+    names = ("least", "quarter", "median", "three quarters", "most")
+    values = (spread.min, spread.quarter, spread.median, spread.three_quarters, spread.max)
+    parts = [found.sentence(), _table(names, [tuple(map(round_up, values))])]
+    if len(found.epsilon) <= MOST_USERS:
+        each = zip(found.epsilon, found.noise, strict=True)
+        rows = [(str(user), round_up(e), f"{noise:g}") for user, (e, noise) in enumerate(each)]
+        parts.append(_table(("user", "epsilon", "noise σ_i"), rows))
+    return "\n\n".join(parts)
 
 
 def _ledger(ledger: SpentByUsers) -> str:

@@ -1,0 +1,202 @@
+"""A budget for each user: solved, weighed, run, stated and compared; and what is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from refusals import refuses
+from scipy.optimize import minimize
+from small import UNEQUAL, federation, setting
+from typer.testing import CliRunner
+
+from dpscaffold import Gaussian, Plan, fedavg, train
+from dpscaffold.cli import app
+from dpscaffold.config import parse
+from dpscaffold.data.loading import load_federation
+from dpscaffold.privacy import RANDOM_PARTICIPATION, bound_for
+from dpscaffold.privacy.by_user import epsilons_by_user
+from dpscaffold.privacy.statement_types import Statement
+from dpscaffold.report.runs import comparison_table, epsilon_note, read_run
+from dpscaffold.setting import Secure, Setting
+from dpscaffold.setting.budgets import joint_noises
+
+TABLE = {"default": 6.0, "1": 1.0, "4": 2.5}
+BUDGETS = np.array([6.0, 1.0, 6.0, 6.0, 2.5, 6.0])
+
+
+def private(table=TABLE, **changes: object) -> Gaussian:
+    return Gaussian(0.7, epsilon=table, **changes)
+
+
+@pytest.mark.parametrize("changes", [{}, {"sampling": "poisson"}, {"unit": "user"}], ids=str)
+def test_the_noise_of_each_user_keeps_its_own_budget(changes):
+    run = setting("scaffold", "logistic", private(**changes))
+    spent = epsilons_by_user(RANDOM_PARTICIPATION, run.mechanism)
+    assert (spent <= BUDGETS).all() and (spent >= 0.98 * BUDGETS).all()
+    alone = setting("scaffold", "logistic", Gaussian(0.7, epsilon=1.0, **changes))
+    if changes:  # there, every user has one rate
+        assert run.privacy.noise_of(1) == pytest.approx(alone.privacy.noise, rel=1e-3)
+    for user in range(6):
+        assert run.privacy_of(user).noise == run.privacy.noise_by_user[user]
+
+
+def test_equal_budgets_are_one_noise():
+    run = setting("fedavg", "logistic", private({"default": 2.0}, unit="user"))
+    assert run.privacy.noise_by_user is None
+    one = setting("fedavg", "logistic", Gaussian(0.7, epsilon=2.0, unit="user"))
+    assert run.privacy.noise == one.privacy.noise
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "records", "noise"])
+@pytest.mark.parametrize("colluders", [0, 2])
+def test_secure_sums_keep_every_budget(weighting, colluders):
+    run = replace(
+        setting("fedavg", "logistic", "fixed", local_steps=1, user_ratio=1.0, weighting=weighting),
+        privacy=private(),
+        secure=Secure(colluders),
+    )
+    bound = bound_for(run.mechanism, "server")
+    spent = epsilons_by_user(bound, run.mechanism)
+    assert bound.name == "secure_sums" and (spent <= BUDGETS).all()
+    assert (spent / BUDGETS).max() > 0.98  # somebody needs all of the noise
+    loud = run.weights * run.known(range(6)).spread[:, 0]
+    assert loud.numpy() == pytest.approx(float(loud[0]), rel=1e-3)  # equal noise in the sum
+
+
+@pytest.mark.parametrize("heterogeneity", [0.0, 1e-4, 0.03, 1.0])
+def test_weights_and_noise_of_a_sum_are_the_best_together(heterogeneity):
+    """Against a solver of the whole convex problem that knows nothing of its shape."""
+    run = replace(
+        setting("fedavg", "logistic", "fixed", local_steps=1, user_ratio=1.0, weighting="noise"),
+        secure=Secure(1),
+    ).mechanism
+    assert run is not None
+    found = joint_noises(run, BUDGETS.tolist(), (), heterogeneity)
+    batches = np.array([size // 3 for size in UNEQUAL], dtype=float)
+    weights = np.array(found.weights) / sum(found.weights)
+    common = np.array(found.noises) * weights / batches
+    needed = common.mean() * math.sqrt(5)
+    multipliers = np.array(joint_noises(run, BUDGETS.tolist(), (), 0.0).noises) * math.sqrt(5)
+
+    def variance(w, t):
+        return (2 * 0.7 * t) ** 2 * 6 / 5 + heterogeneity * (w**2).sum()
+
+    # With τ² = 0 every budget is used up, so its noises are z_i/√(m − k).
+    start = np.concatenate([np.full(6, 1 / 6), [float((multipliers / batches).max())]])
+    best = minimize(
+        lambda v: variance(v[:6], v[6]) * 1e3,
+        start,
+        constraints=[
+            {"type": "eq", "fun": lambda v: v[:6].sum() - 1},
+            {"type": "ineq", "fun": lambda v: v[6] - multipliers * v[:6] / batches},
+        ],
+        bounds=[(0, 1)] * 6 + [(0, None)],
+        method="SLSQP",
+        options={"maxiter": 500, "ftol": 1e-12},
+    )
+    assert best.success
+    assert variance(weights, needed) <= 1.005 * variance(best.x[:6], best.x[6])
+
+
+def test_a_run_states_every_budget(tmp_path):
+    data = federation(UNEQUAL)
+    plan = Plan(rounds=3, local_steps=2, user_ratio=0.5, data_ratio=1 / 3, weighting="noise")
+    run = setting("fedavg", "logistic", "fixed", data)
+    result = train(data, run.task, fedavg(), plan, private(), out=tmp_path / "run")
+    said = result.privacy
+    assert said.by_user.epsilon == pytest.approx(
+        epsilons_by_user(RANDOM_PARTICIPATION, said.run, 3)
+    )
+    assert said.server.epsilon == max(said.by_user.epsilon) <= 6.0
+    assert said.by_user.epsilon[1] <= 1.0 and said.by_user.epsilon_over_users.min <= 1.0
+    assert "budgets of their own" in said.quote
+    stored = json.loads((tmp_path / "run" / "privacy.json").read_text())
+    assert Statement.from_json(stored).by_user.noise == said.by_user.noise
+    page = (tmp_path / "run" / "privacy.md").read_text()
+    assert "## Epsilon of each user" in page
+    record = read_run(tmp_path / "run")
+    spread = record.row()["epsilon_over_users"]
+    assert spread["max"] == said.server.epsilon and spread["min"] <= 1.0
+    assert "least" in epsilon_note([record]) and comparison_table([record]).row_count == 1
+    answer = CliRunner().invoke(
+        app, ["report", str(tmp_path / "run"), "--out", str(tmp_path / "page.html")]
+    )
+    assert answer.exit_code == 0, answer.output
+    text = (tmp_path / "page.html").read_text()
+    assert "Users by their own ε" in text
+
+
+def test_more_rounds_add_up_for_each_user(tmp_path):
+    data = federation(UNEQUAL)
+    run = setting("fedavg", "logistic", "fixed", data)
+    plan = Plan(rounds=2, local_steps=2, user_ratio=0.5, data_ratio=1 / 3)
+    solved = setting("fedavg", "logistic", private(), data).privacy
+    one = train(data, run.task, fedavg(), plan, solved, out=tmp_path / "run")
+    more = replace(plan, rounds=4)
+    two = train(data, run.task, fedavg(), more, solved, out=tmp_path / "run", resume=True)
+    assert np.array(two.privacy.by_user.epsilon) == pytest.approx(
+        2 * np.array(one.privacy.by_user.epsilon)
+    )
+    assert two.privacy.server.epsilon >= max(two.privacy.by_user.epsilon) * (1 - 1e-9)
+
+
+def test_a_configuration_has_a_table():
+    tables = {
+        "data": {"source": "synthetic", "users": 5, "records": 50},
+        "privacy": {"epsilon": {"default": 4.0, "2": 1.0}},
+    }
+    settings = parse(tables)
+    data = load_federation(settings.data)
+    solved = settings.setting(data)
+    tables = settings.resolved(solved)
+    assert "epsilon" not in tables["privacy"]
+    assert tables["privacy"]["noise"] == min(tables["privacy"]["noise_by_user"])
+    assert tables["privacy"]["noise_by_user"][2] == max(tables["privacy"]["noise_by_user"])
+
+
+BAD = {
+    "unknown-user: nowhere": {"default": 1.0, "nowhere": 2.0},
+    "missing-key: '1' … default": {"0": 1.0},
+    "missing-key: empty": {},
+    "out-of-range: privacy.epsilon.1 is 0": {"default": 1.0, "1": 0.0},
+    "out-of-range: privacy.epsilon.1 is -2": {"default": 1.0, "1": -2},
+    "not-a-number": {"default": 1.0, "1": True},
+    "not-a-number|wrong-type": {"default": 1.0, "1": "two"},
+    "out-of-range|not-a-number|not-finite": {"default": 1.0, "1": math.inf},
+}
+
+
+@pytest.mark.parametrize("code", BAD)
+def test_a_table_that_makes_no_sense_is_refused(code):
+    with refuses(code):
+        setting("fedavg", "logistic", private(BAD[code]))
+
+
+def test_other_mistakes_are_refused():
+    data = federation(UNEQUAL)
+    with refuses("noise-or-epsilon"):
+        Gaussian(0.7, 2.0, epsilon=TABLE)
+    with refuses("noise-disagrees: privacy.noise is 1 … 2.5"):
+        Gaussian(0.7, 1.0, noise_by_user=(2.5, 3.0))
+    with refuses("noise-out-of-range: noise_by_user[1]"):
+        Gaussian(0.7, 2.5, noise_by_user=(2.5, 0.0))
+    with refuses("not-a-list"):
+        Gaussian(0.7, 2.5, noise_by_user=())
+    with refuses("count-differs: noise_by_user … 2 … 6"):
+        setting("fedavg", "logistic", Gaussian(0.7, 2.5, noise_by_user=(2.5, 3.0)))
+    with refuses("median-clip: noise"):
+        setting("fedavg", "logistic", Gaussian("median", 1.0), weighting="noise")
+    with refuses("not-applicable: heterogeneity"):
+        Plan(heterogeneity=0.1)
+    with refuses("out-of-range: heterogeneity"):
+        Plan(heterogeneity=-0.1, weighting="noise")
+    with refuses("conflicting-arguments: paper-third-party"):
+        setting("fedavg", "logistic", private(view="paper-third-party"))
+    named = replace(data.roster, names=("default", *data.roster.names[1:]))
+    run = setting("fedavg", "logistic", "fixed", data)
+    with refuses("conflicting-arguments: default"):
+        Setting(named, run.task, run.algorithm, run.plan, private({"default": 1.0}))
