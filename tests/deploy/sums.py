@@ -56,7 +56,13 @@ class SumWorld(World):
     def fresh_server(self):
         self.setting = setting = replace(self.setting, secure=self.secure)
         offer = offer_of(
-            self.rows, self.learns, self.algorithm, setting.plan, setting.privacy, self.secure
+            self.rows,
+            self.learns,
+            self.algorithm,
+            setting.plan,
+            setting.privacy,
+            self.secure,
+            self.names,
         )
         self.enrolled = EnrolledRun.fresh(offer.to_dict(), self.names, self.sizes)
         self.post = self.correspondence()

@@ -206,7 +206,12 @@ class World:
 
     def fresh_server(self) -> None:
         offer = offer_of(
-            self.rows, self.learns, self.algorithm, self.setting.plan, self.setting.privacy
+            self.rows,
+            self.learns,
+            self.algorithm,
+            self.setting.plan,
+            self.setting.privacy,
+            sites=self.names,
         )
         self.enrolled = EnrolledRun.fresh(offer.to_dict(), self.names)
         self.post = self.correspondence()

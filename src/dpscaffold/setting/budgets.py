@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,12 @@ from dpscaffold.privacy.ledger import rounded_steps
 from dpscaffold.privacy.mechanism import Group, Mechanism
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from dpscaffold.federation.roster import Roster
+    from dpscaffold.setting.plan import Plan
+
+    Number = TypeVar("Number", float, Tensor)
 
 #: The key for all users that a table of budgets does not name.
 DEFAULT = "default"
@@ -114,6 +119,24 @@ def _of_one_kind(run: Mechanism, group: Group) -> Mechanism:
     """The run as if all users were of one kind, and every upload seen."""
     alike = Group(group.records, group.batch, run.users)
     return replace(run, groups=(alike,), membership=(), secure=None)
+
+
+def noise_weight(variance: Number, heterogeneity: float) -> Number:
+    """τ²/(v + τ²), or 1/v where τ² is 0: a user's weight in means, up to a factor that all users
+    share, from the variance of its noise and public numbers alone.
+
+    >>> noise_weight(3.0, 1.0), noise_weight(4.0, 0.0)
+    (0.25, 0.25)
+    """
+    return (heterogeneity or 1.0) / (variance + heterogeneity)
+
+
+def heterogeneity_of(plan: Plan, clip: float | str, parameters: int) -> float:
+    """τ²: the plan's, or C²/P. Mean clipped gradients have norm at most C, so that the variances of
+    their P coordinates add up to at most C²."""
+    if plan.heterogeneity is not None:
+        return plan.heterogeneity
+    return 0.0 if isinstance(clip, str) else float(clip) ** 2 / parameters
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,15 @@ from dpscaffold.privacy.mechanism import Relation, Sampling
 from dpscaffold.randomness.seeds import Seed, origin_of
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.setting.budget import Budget, View
-from dpscaffold.setting.budgets import Epsilon, budgets_of, checked, joint_noises, own_noises
+from dpscaffold.setting.budgets import (
+    Epsilon,
+    budgets_of,
+    checked,
+    heterogeneity_of,
+    joint_noises,
+    noise_weight,
+    own_noises,
+)
 from dpscaffold.setting.gaussian import Gaussian
 from dpscaffold.setting.identity import algorithm_identity, task_identity
 from dpscaffold.setting.plan import ONE_ROUND, Plan
@@ -294,9 +302,8 @@ class Setting:
     def weights(self) -> Tensor:
         """The users' weights in means up to a common factor, (M,) float64: public numbers.
 
-        By noise they are 1/(v_i + τ²) over the largest, v_i = spread_i²/K being the variance of a
-        coordinate of a user's mean gradient. In a secure sum all members add equal noise, so they
-        are 1/spread_i.
+        By noise they are τ²/(v_i + τ²), v_i = spread_i²/K being the variance of a coordinate of a
+        user's mean gradient. In a secure sum all members add equal noise, so they are 1/spread_i.
         """
         if self.plan.weighting == "records":
             return self.sizes.double()
@@ -307,16 +314,13 @@ class Setting:
         if self.secure is not None:
             return spread.min() / spread
         steps = torch.tensor([self.plan.steps_of(user) for user in range(self.users)])
-        variance = spread.square() / steps + self.heterogeneity
-        return variance.min() / variance
+        return noise_weight(spread.square() / steps, self.heterogeneity)
 
     @property
     def heterogeneity(self) -> float:
         """τ² of weights by noise: the plan's, or C²/P."""
-        if self.plan.heterogeneity is not None or self.privacy is None:
-            return self.plan.heterogeneity or 0.0
-        clip = 0.0 if isinstance(self.privacy.clip, str) else float(self.privacy.clip)
-        return clip**2 / self.task.parameters
+        clip = "median" if self.privacy is None else self.privacy.clip
+        return heterogeneity_of(self.plan, clip, self.task.parameters)
 
     def _spreads(self, rows: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
         """The standard deviation of the noise on a step's gradient of these users, (U, 1); C is a

@@ -168,6 +168,12 @@ def plan_of(given: SumsConfiguration) -> SumsPlan:
     enrolled = EnrolledRun("", {}, names, "", (1,) * len(names), declared=declared)
     budget = privacy.budget if k is None else replace(privacy.budget, absent=ABSENT)
     setting = setting_of(offer, enrolled, budget)
+    if isinstance(privacy.epsilon, Mapping) or privacy.noise_by_user is not None:
+        raise BadInput(
+            "not-applicable",
+            "privacy.epsilon is a table, and a sum by e-mail has one noise for all sites; give the "
+            "smallest of the budgets as a number",
+        )
     if privacy.epsilon is not None:
         setting = setting.calibrated(privacy.epsilon, "server")
         offer = offered(setting.privacy)

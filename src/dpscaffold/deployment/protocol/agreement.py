@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -491,8 +491,49 @@ class Offer(ConfigTable):
         Annotated[Gaussian, PlainValidator(_gaussian), PlainSerializer(Gaussian.to_json)] | None
     ) = None
     secure: SecureSettings | None = None
+    #: σ_i of each site by name, where sites have budgets of their own; ``privacy.noise`` is the
+    #: smallest.
+    noises: dict[str, float] | None = None
     #: In a run that fits one step of the preparation: that step. The steps of ``rows`` come before.
     fit: SchemaStep | None = None
+
+    @model_validator(mode="after")
+    def _own_noises(self) -> Offer:
+        privacy, noises = self.privacy, self.noises
+        if privacy is not None and privacy.noise_by_user is not None:
+            raise BadInput(
+                "not-applicable", "an offer gives noise of each site by name, under 'noises'"
+            )
+        if noises is not None:
+            if privacy is None or not noises:
+                raise BadInput("no-noise", "an offer with noises needs a mechanism and sites")
+            least = min(noises.values())
+            replace(privacy, noise=least, noise_by_user=tuple(noises.values()))  # refuses bad ones
+            if least != privacy.noise:
+                raise BadInput(
+                    "noise-disagrees",
+                    f"noise is {privacy.noise:g}, and the smallest of noises is {least:g}",
+                )
+        return self
+
+    def mechanism_of(self, site: str) -> Gaussian | None:
+        """The mechanism at one site, with its own noise; refuses a site that has none."""
+        if self.noises is None or self.privacy is None:
+            return self.privacy
+        if site not in self.noises:
+            raise BadInput(
+                "unknown-site", f"noises has no noise for {site!r}; give one for every site"
+            )
+        return replace(self.privacy, noise=self.noises[site])
+
+    def mechanism_on(self, sites: Sequence[str]) -> Gaussian | None:
+        """The mechanism of a run of these sites, in their order."""
+        if self.noises is None or self.privacy is None:
+            return self.privacy
+        own = [self.mechanism_of(site) or self.privacy for site in sites]
+        noises = tuple(one.noise for one in own)
+        several = noises if len(set(noises)) > 1 else None
+        return replace(self.privacy, noise=min(noises), noise_by_user=several)
 
     def build_task(self) -> Task:
         """The task, in the schema's shape."""
@@ -572,8 +613,11 @@ class Offer(ConfigTable):
             del tables["fit"]
         else:
             _drop_unset(tables["fit"])
-        if self.secure is None:
-            del tables["secure"]
+        for key in ("secure", "noises"):
+            if tables[key] is None:
+                del tables[key]
+        if self.plan.heterogeneity is None:
+            del tables["plan"]["heterogeneity"]
         tables["algorithm"] = {k: v for k, v in tables["algorithm"].items() if v is not None}
         return dict(json.loads(canonical(tables)))
 
@@ -654,14 +698,37 @@ def offer_of(
     plan: Plan,
     privacy: Gaussian | None,
     secure: Secure | None = None,
+    sites: Sequence[str] = (),
 ) -> Offer:
-    """The offer of a run, with the plan's warm rounds resolved."""
+    """The offer of a run, with the plan's warm rounds resolved. Where the mechanism has noise of
+    each site, ``sites`` are their names in the same order."""
     warm = 0
     if algorithm.build().warm_up is not None:
         warm = round(4 / plan.user_ratio) if plan.warm_rounds is None else plan.warm_rounds
+    noises = None
+    if privacy is not None and privacy.noise_by_user is not None:
+        noises = _by_name(sites, privacy.noise_by_user)
+        privacy = replace(privacy, noise_by_user=None)
     mechanism = None if privacy is None else Gaussian.from_json(privacy.to_json())
     settled = PlanSettings(**plan.to_dict() | {"warm_rounds": warm, "seed": plan.public_seed})
     sums = None if secure is None else SecureSettings(**vars(secure))
     return Offer(
-        rows=rows, task=task, algorithm=algorithm, plan=settled, privacy=mechanism, secure=sums
+        rows=rows,
+        task=task,
+        algorithm=algorithm,
+        plan=settled,
+        privacy=mechanism,
+        secure=sums,
+        noises=noises,
     )
+
+
+def _by_name(sites: Sequence[str], noises: Sequence[float]) -> dict[str, float]:
+    """Noise of each site by name."""
+    if len(sites) != len(noises):
+        raise BadInput(
+            "count-differs",
+            f"privacy.noise_by_user has {len(noises)} numbers, and deploy.records names "
+            f"{len(sites)} sites; give one number for each, in their order",
+        )
+    return dict(zip(sites, noises, strict=True))

@@ -77,7 +77,7 @@ def trial_of(offer: Offer, sizes: tuple[int, ...], budget: Budget | None = None)
     """The run on sites of these sizes, to check an offer before the sites are known."""
     poisson = offer.privacy is not None and offer.privacy.sampling == "poisson"
     trial = EnrolledRun("", {}, ("any",) * len(sizes), "", sizes, declared=poisson)
-    return setting_of(offer, trial, budget or Budget())
+    return setting_of(offer.model_copy(update={"noises": None}), trial, budget or Budget())
 
 
 def setting_of(offer: Offer, enrolled: EnrolledRun, budget: Budget) -> Setting:
@@ -87,7 +87,7 @@ def setting_of(offer: Offer, enrolled: EnrolledRun, budget: Budget) -> Setting:
         offer.build_task(),
         offer.build_algorithm(),
         offer.plan.build(),
-        offer.privacy,
+        offer.mechanism_on(enrolled.names),
         budget,
         offer.sums,
     )

@@ -133,8 +133,8 @@ class ServerConfiguration(ConfigTable):
         return offer
 
     def _offer(self, mechanism: Gaussian | None) -> Offer:
-        plan = self.plan.build()
-        return offer_of(self.rows, self.task, self.algorithm, plan, mechanism, self._sums)
+        given = (self.rows, self.task, self.algorithm, self.plan.build(), mechanism, self._sums)
+        return offer_of(*given, tuple(self.deploy.records or ()))
 
     @property
     def _sums(self) -> Secure | None:
@@ -222,6 +222,8 @@ class ServerConfiguration(ConfigTable):
                 "secret": self._mechanism.secret,
                 "noise": self._mechanism.noise,
             }
+            if self._mechanism.noise_by_user is not None:
+                tables["privacy"]["noise_by_user"] = list(self._mechanism.noise_by_user)
             tables["privacy"].pop("epsilon", None)  # solved, as in a training run's file
         return tables
 

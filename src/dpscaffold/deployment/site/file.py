@@ -278,6 +278,7 @@ class Terms:
             weighting=self.weighting,
             declared=declared,
             delta=delta,
+            weights=[1.0],  # a site is alone in its account, whatever its weight
         )
         return replace(run, unproved_hooks=tuple(self.unproved), query=self.query)
 

@@ -30,6 +30,7 @@ from dpscaffold.privacy.aggregate import secure_factors
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.setting import Setting
 from dpscaffold.setting.budget import Budget
+from dpscaffold.setting.budgets import heterogeneity_of, noise_weight
 from dpscaffold.setting.gaussian import Gaussian
 from dpscaffold.setting.plan import Plan
 from dpscaffold.tasks import Task
@@ -47,6 +48,8 @@ class OfferedWork:
     records: int
     declared: bool
     device: torch.device
+    #: This site's name, by which an offer gives it noise of its own.
+    name: str = ""
 
     @cached_property
     def final_parameters(self) -> int:
@@ -65,8 +68,8 @@ class OfferedWork:
 
     @cached_property
     def mechanism(self) -> Gaussian | None:
-        """The noised query."""
-        return self.offer.privacy
+        """The noised query, with this site's own noise."""
+        return self.offer.mechanism_of(self.name)
 
     @cached_property
     def batch(self) -> int:
@@ -184,7 +187,18 @@ class OfferedWork:
             Randomness(self.plan.public_seed, secret),
             declared=self.records if self.declared else None,
             round=round,
+            noise_weight=self._weight(user, mechanism),
         )
+
+    def _weight(self, user: int, mechanism: Gaussian | None) -> float | None:
+        """The site's weight in means where it is by noise; a secure sum has its own."""
+        if self.plan.weighting != "noise" or self.secure:
+            return None
+        if mechanism is None or mechanism.noise == 0:
+            return 1.0
+        heterogeneity = heterogeneity_of(self.plan, mechanism.clip, self.task.parameters)
+        spread = float(mechanism.scale(mechanism.clip, self.batch))
+        return noise_weight(spread**2 / self.plan.steps_of(user), heterogeneity)
 
     def _stack(self, vector: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(np.array(vector, np.float32))[None].to(self.device)
@@ -259,7 +273,12 @@ def opener(
             log(sentence)
         held = held.padded(least_records(offer, file))
         size, declared = public_size(file, offer, held)
-        work = OfferedWork(offer, task, offer.build_algorithm(), held, size, declared, device)
+        given = (held, size, declared, device, file.name)
+        work = OfferedWork(offer, task, offer.build_algorithm(), *given)
+        try:
+            _ = work.mechanism
+        except BadInput as error:
+            raise Refused("bad-offer", str(error)) from error
         try:
             _ = work.batch, work.plan.cohort_size(1_000_000)
         except BadInput as error:
