@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -124,6 +125,9 @@ def plan_command(
     goal = _goal(tables, epsilon, view, delta, sampling, unit)
     limits = _limits(tables, facts.users, rounds, local_steps, cohort_size)
     preset = _preset(tables, settings, facts, goal, asked.secure_sums)
+    if epsilon is None and settings.privacy and isinstance(settings.privacy.epsilon, dict):
+        names = tuple(served.deploy.records or ()) if served else ()
+        preset = replace(preset, budgets=settings.privacy.epsilon, names=names)
     console = Console(highlight=False, soft_wrap=True)
     with stop_signals() as caught, Rounds(caught, as_json or quiet, "planning") as watcher:
         try:
@@ -218,10 +222,13 @@ def _goal(
     sampling: str | None,
     unit: str | None,
 ) -> Goal:
+    from dpscaffold.planning.budgets import usual_budget
     from dpscaffold.planning.recommendation import Goal
 
     given = tables.get("privacy", {})
     asked = given.get("epsilon") if epsilon is None else epsilon
+    if isinstance(asked, dict):
+        asked = usual_budget(asked)
     if asked is None:
         raise BadInput(
             "missing-argument",

@@ -8,7 +8,7 @@ records, so that a user with few of them, whose noise is the loudest, is heard t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -20,6 +20,7 @@ from dpscaffold.algorithms import ALGORITHMS, Algorithm, Cohort, Known, Server
 from dpscaffold.algorithms.registry import RIVALS
 from dpscaffold.checks import choice, least_ratio
 from dpscaffold.errors import BadInput
+from dpscaffold.planning.budgets import BudgetCost, costs_of
 from dpscaffold.planning.facts import Facts, Limits, least_batch_ratio, rounds_tried
 from dpscaffold.planning.nearest import unmet
 from dpscaffold.planning.shape import Shape
@@ -86,7 +87,9 @@ class Preset:
     ``neighbours`` and ``declared`` (sizes that are constants) say what is hidden. σ_g is solved for
     the run with all of these; ``remarks`` are sentences on what it is not solved for.
     With ``secure`` the server sees sums only: one local step, and an algorithm without memory.
-    ``available`` are secure sums that the plan may use if they are better.
+    ``available`` are secure sums that the plan may use if they are better. ``budgets`` are those of
+    users by name, and ``names`` the users' names where they are known; the plan is made for the
+    usual one, and says what stricter ones cost.
     """
 
     algorithm: Algorithm | None = None
@@ -103,6 +106,8 @@ class Preset:
     secure: Secure | None = None
     available: Secure | None = None
     tail: float | None = None
+    budgets: Mapping[str, float] | None = None
+    names: tuple[str, ...] = ()
 
     @property
     def chosen(self) -> tuple[str, ...]:
@@ -152,6 +157,8 @@ class Recommendation:
     curve: tuple[tuple[float, float], ...] = field(default=())
     noiseless: float | None = None
     preset: Preset = field(default_factory=Preset)
+    #: What users' stricter budgets cost everybody.
+    costs: tuple[BudgetCost, ...] = ()
 
     @property
     def kept(self) -> float:
@@ -208,9 +215,11 @@ def recommend(
     best, *left = _found(settings, looks, TAILS if preset.tail is None else ())
     public = max(looks.without_privacy(best).score, best.score)
     points, noiseless = _curve(best, goal, looks) if curve else ((), None)
-    return Recommendation(
-        facts, goal, best.setting, best, tuple(left), public, points, noiseless, preset
-    )
+    given = (best.setting, best, tuple(left), public, points, noiseless, preset)
+    costs: tuple[BudgetCost, ...] = ()
+    if preset.budgets is not None:
+        costs = costs_of(best.setting, preset.budgets, preset.names, points)
+    return Recommendation(facts, goal, *given, costs)
 
 
 def _found(
@@ -467,7 +476,7 @@ def as_tables(found: Recommendation) -> dict[str, Any]:
         },
         "privacy": {
             "clip": setting.privacy.clip,
-            "epsilon": goal.epsilon,
+            "epsilon": goal.epsilon if found.preset.budgets is None else dict(found.preset.budgets),
             "view": goal.view,
             "sampling": goal.sampling,
             **({"delta": goal.delta} if goal.delta is not None else {}),

@@ -252,6 +252,7 @@ class SurrogateSetting:
             warm_rounds=shape.warm_rounds if setting.algorithm.warm_up is not None else None,
             averaging="tail" if setting.plan.averaging == "none" else setting.plan.averaging,
             weighting="uniform",
+            heterogeneity=None,
             seed=seed,
         )
         algorithm = setting.algorithm.replace(full_pass=False)
@@ -266,17 +267,17 @@ def on_surrogate(setting: Setting, stand_in: Federation, rate: float, seed: int 
 def _noised(setting: Setting, shape: Shape, privacy: Gaussian) -> Gaussian:
     """v/(mK) of a round's mean in every coordinate, v = (2Cσ_g/b)² on average over users (with a
     user as unit, (2Cσ_g)²), is that of the real run, divided by κ and multiplied by (c/c')². A mean
-    that is weighted by records hears a user's noise R_i/R̄ times as loud."""
+    with weights hears a user's noise w_i/w̄ times as loud."""
     if isinstance(privacy.clip, str):
         raise BadInput(
             "learning-rate-not-planned",
             "privacy.clip is 'median', and a surrogate needs noise that is known from public "
             "numbers; give a number, or choose plan.learning_rate yourself",
         )
-    spreads = np.asarray(privacy.scale(privacy.clip, setting.batch_sizes.double().numpy()))
-    if setting.plan.weighting == "records":
-        sizes = setting.sizes.double().numpy()
-        spreads = spreads * sizes / sizes.mean()
+    spreads = setting.spreads()[:, 0].numpy()
+    if setting.plan.weighting != "uniform":
+        weights = setting.weights.numpy()
+        spreads = spreads * weights / weights.mean()
     steps = setting.plan.local_steps * setting.cohort_size
     variance = float((spreads**2).mean()) * shape.steps * shape.cohort_size / steps
     variance *= shape.crowd(setting) ** 2 / shape.stretch(setting)

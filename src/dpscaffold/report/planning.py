@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,9 @@ def plan_lines(found: Recommendation) -> list[str]:
         lines.append(found.smaller)
     if found.facts.similarity is None:
         lines.append("γ is unknown: users were supposed to have nothing in common (γ = 0 %)")
+    if found.preset.budgets is not None:
+        lines.append(f"budgets: the plan is made for ε = {found.goal.epsilon:g}, the usual one")
+    lines += [cost.sentence() for cost in found.costs]
     lines += found.preset.remarks
     lines.append("Nothing private was read: no privacy was spent on this choice.")
     return lines
@@ -73,7 +77,7 @@ def plan_lines(found: Recommendation) -> list[str]:
 def _what(found: Recommendation) -> str:
     setting, plan = found.setting, found.setting.plan
     assert setting.privacy is not None
-    weights = "records" if plan.weighting == "records" else "users"
+    weights = "users" if plan.weighting == "uniform" else plan.weighting
     part = "half" if plan.tail == 0.5 else f"{plan.tail:g}"
     secure = "" if setting.secure is None else " with secure sums"
     return (
@@ -178,6 +182,7 @@ def as_json(found: Recommendation) -> dict[str, Any]:
         "traffic_bytes": found.traffic,
         "local_steps": found.local_steps,
         "smaller": found.smaller,
+        **({"budgets": [asdict(cost) for cost in found.costs]} if found.costs else {}),
     }
 
 

@@ -15,8 +15,8 @@ DOMINATES = 0.5
 
 
 def site_noise(setting: Setting) -> Tensor:
-    """The standard deviation of every site's noise as a round's mean counts it, (M,): 2Cσ_g/b_i,
-    times R_i/R̄ where the mean is weighted by records. Zeros where nothing is noised."""
+    """The standard deviation of every site's noise as a round's mean counts it, (M,): 2Cσ_i/b_i,
+    times w_i/w̄ where the mean is weighted. Zeros where nothing is noised."""
     known = setting.known(range(setting.users))
     if known.spread is None:
         raise ValueError("the noise of a clip bound that is computed from the batch is not known")
@@ -50,10 +50,12 @@ def dominating_site(setting: Setting) -> str | None:
         return None
     small, large = int(setting.sizes[loudest]), int(setting.sizes[largest])
     ratio = digits_up(float(noise[loudest] / noise[largest]), 2)
+    own = setting.privacy.noise_by_user is not None
+    weighting = "noise" if own else "records"
     return (
         f"{_name(setting, loudest)}: {small} records, {ratio} times {_name(setting, largest)}'s "
-        f'noise ({large} records); set plan.weighting = "records", or leave small sites out with '
-        f"data.minimum_records"
+        f'noise ({large} records); set plan.weighting = "{weighting}", or leave small sites out '
+        f"with data.minimum_records"
     )
 
 

@@ -310,7 +310,7 @@ class Setting:
         ones = torch.ones(self.users, dtype=torch.float64)
         if self.plan.weighting == "uniform" or self.privacy is None or self.privacy.noise == 0:
             return ones
-        spread = self._spreads(torch.arange(self.users))[:, 0]
+        spread = self.spreads()[:, 0]
         if self.secure is not None:
             return spread.min() / spread
         steps = torch.tensor([self.plan.steps_of(user) for user in range(self.users)])
@@ -322,10 +322,10 @@ class Setting:
         clip = "median" if self.privacy is None else self.privacy.clip
         return heterogeneity_of(self.plan, clip, self.task.parameters)
 
-    def _spreads(self, rows: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
-        """The standard deviation of the noise on a step's gradient of these users, (U, 1); C is a
-        number."""
-        privacy = self.privacy
+    def spreads(self, rows: Tensor | None = None, dtype: torch.dtype = torch.float64) -> Tensor:
+        """The standard deviation of the noise on a step's gradient of these users, or of all,
+        (U, 1); C is a number."""
+        privacy, rows = self.privacy, torch.arange(self.users) if rows is None else rows
         assert privacy is not None and not isinstance(privacy.clip, str)
         batches = self.batch_sizes[rows].to(dtype)[:, None]
         spread = torch.ones_like(batches) * privacy.scale(privacy.clip, batches)
@@ -385,7 +385,7 @@ class Setting:
         weight = self.weights[rows].float()[:, None]
         spread: float | Tensor | None = 0.0
         if privacy is not None and privacy.noise > 0:
-            spread = None if privacy.clip == "median" else self._spreads(rows, torch.float32)
+            spread = None if privacy.clip == "median" else self.spreads(rows, torch.float32)
         steps: int | Tensor = plan.local_steps
         if plan.steps_by_user is not None:
             steps = torch.tensor(plan.steps_by_user)[rows].float()[:, None]
@@ -452,10 +452,10 @@ class Setting:
         view = view or self.budget.view
         costs, _ = charged(self.roster.schema.preparation, run)
         if isinstance(epsilon, Mapping):
-            return self._with_noises(self._solve_each(epsilon, view, costs))
+            return self.with_noises(self._solve_each(epsilon, view, costs))
         equal = alike(run)
         bound = bound_for(equal, view, (), self.budget.colluders)
-        return self._with_noises((calibrate_noise(equal, epsilon, bound, costs),))
+        return self.with_noises((calibrate_noise(equal, epsilon, bound, costs),))
 
     def _solve_each(
         self, table: Mapping[str, float], view: View, costs: Sequence[Cost]
@@ -475,7 +475,7 @@ class Setting:
             return own_noises(run, epsilons, costs)
         return joint_noises(alike(run), epsilons, costs, self.heterogeneity).noises
 
-    def _with_noises(self, noises: tuple[float, ...]) -> Setting:
+    def with_noises(self, noises: tuple[float, ...]) -> Setting:
         """This setting with these σ_i, or one for all."""
         # All else was checked, and nothing of it depends on the noise.
         privacy, solved = copy.copy(self.privacy), copy.copy(self)

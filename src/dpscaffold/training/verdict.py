@@ -17,6 +17,7 @@ from dpscaffold.federation.schema import Target
 from dpscaffold.privacy.statement_types import Statement
 from dpscaffold.runs.history import MetricValues
 from dpscaffold.setting import Setting
+from dpscaffold.setting.budgets import Epsilon
 from dpscaffold.setting.noise import dominating_site, round_noise, site_noise
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def cause(setting: Setting, statement: Statement, overshoots: bool, named: bool 
         return f"the step size is too large: {rate}" if overshoots else more
     if privacy.clip == "median":
         return ""
-    changes, quieter = _quieter(setting, statement.server.epsilon)
+    changes, quieter = _quieter(setting, _kept(setting, statement))
     if changes:
         times = _noise(setting) / _noise(quieter)
         options = " ".join(f"--set {key}={value}" for key, (value, _) in changes.items())
@@ -108,6 +109,14 @@ def cause(setting: Setting, statement: Statement, overshoots: bool, named: bool 
         why = why if named else why.partition(" (")[0]
         return f"{why}; {times:.2g} times less noise at the same ε: {options}"
     return _cause_of_noise(setting, statement.tuning or "", overshoots)
+
+
+def _kept(setting: Setting, statement: Statement) -> Epsilon | None:
+    """ε towards the server, or that of each user where they have budgets of their own."""
+    if statement.by_user is None:
+        return statement.server.epsilon
+    names = setting.roster.names or tuple(str(user) for user in range(setting.users))
+    return dict(zip(names, statement.by_user.epsilon, strict=True))
 
 
 def _cause_of_noise(setting: Setting, tuned: str, overshoots: bool) -> str:
@@ -133,7 +142,9 @@ def _cause_of_noise(setting: Setting, tuned: str, overshoots: bool) -> str:
     return f"not the noise: try more rounds (plan.rounds is {plan.rounds}) or other columns"
 
 
-def _quieter(setting: Setting, epsilon: float | None) -> tuple[dict[str, tuple[Any, str]], Setting]:
+def _quieter(
+    setting: Setting, epsilon: Epsilon | None
+) -> tuple[dict[str, tuple[Any, str]], Setting]:
     """Changes of the plan that lower the noise at the same ε, the largest first: what to set, to
     which value and why; and the setting with all of them."""
     changes: dict[str, tuple[Any, str]] = {}
@@ -150,13 +161,13 @@ def _quieter(setting: Setting, epsilon: float | None) -> tuple[dict[str, tuple[A
         changes[key], setting = (value, why), changed
 
 
-def _candidates(setting: Setting, epsilon: float | None) -> list[tuple[str, Any, str, Setting]]:
+def _candidates(setting: Setting, epsilon: Epsilon | None) -> list[tuple[str, Any, str, Setting]]:
     plan = setting.plan
     found: list[tuple[str, Any, str, Setting]] = []
     if plan.weighting == "uniform" and len(set(setting.roster.sizes)) > 1:
         loudest = (dominating_site(setting) or "").partition(";")[0].replace("(", "of ").strip(")")
         why = "sites with few records count as much as large ones"
-        changed = replace(setting, plan=replace(plan, weighting="records"))
+        changed = replace(setting, plan=replace(plan, weighting="records", heterogeneity=None))
         found.append(
             ("plan.weighting", "records", f"{why} ({loudest})" if loudest else why, changed)
         )
@@ -182,7 +193,8 @@ def _noise(setting: Setting) -> float:
     assert setting.privacy is not None
     variance = round_noise(setting) ** 2
     if _keeps_noise(setting):
-        uniform = replace(setting, plan=replace(setting.plan, weighting="uniform"))
+        equal = replace(setting.plan, weighting="uniform", heterogeneity=None)
+        uniform = replace(setting, plan=equal)
         variance = 2 * variance + float(site_noise(uniform).square().mean()) / setting.users
     steps = setting.plan.rounds * setting.plan.local_steps
     return math.sqrt(variance / steps) / float(setting.privacy.clip)
