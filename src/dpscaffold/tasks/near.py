@@ -21,7 +21,7 @@ from dpscaffold.tasks.linear import Linear
 from dpscaffold.tasks.losses import LOSSES
 
 #: The strengths that are tried, strongest first; ∞ leaves the given parameters as they are.
-STRENGTHS = (math.inf, 100.0, 10.0, 1.0, 0.1, 0.01, 1e-3, 1e-4)
+STRENGTHS = (math.inf, 100.0, 10.0, 1.0, 0.1, 0.01, 1e-3, 1e-4, 1e-5)
 #: The same for closed forms, where a strength costs almost nothing.
 FINE_STRENGTHS = (math.inf, *(10.0 ** (k / 2) for k in range(4, -11, -1)))
 #: Records up to which every record is held out once; above, a fifth is held out once.
@@ -34,6 +34,8 @@ DOUBT = 0.25
 PATIENCE = 2
 #: Numbers of features that are held at once; bounds the memory of many sites.
 HELD = 1 << 25
+#: Numbers of features of a site up to which convex losses are minimised in float64.
+DOUBLE = 1 << 19
 
 
 @dataclass(frozen=True)
@@ -211,9 +213,11 @@ class _Stack:
     @classmethod
     def of(cls, task: Task, sites: Sequence[SiteRows], centre: Tensor) -> _Stack:
         """Padded to the longest site with records of weight 0."""
-        dtype = torch.float64 if task.convex and centre.device.type == "cpu" else torch.float32
         sizes = [len(rows) for rows in sites]
         longest = max(sizes)
+        small = max(rows.features.numel() for rows in sites) <= DOUBLE
+        exact = task.convex and small and centre.device.type == "cpu"
+        dtype = torch.float64 if exact else torch.float32
         pad = [torch.arange(longest).clamp_max(size - 1) for size in sizes]
         features = torch.stack([r.features[p] for r, p in zip(sites, pad, strict=True)])
         labels = torch.stack([r.labels[p] for r, p in zip(sites, pad, strict=True)])
