@@ -147,7 +147,7 @@ def test_the_statement_has_the_epsilon_of_scaffold():
 
 
 def spread(square: float, noise: float, centre: float, count: float) -> float:
-    """v/ζ² as it is announced after a first round of these means."""
+    """v/(v + ζ²) as it is announced after a first round of these means."""
     slots = {
         "first_square": torch.tensor([square * count]),
         "first_noise": torch.tensor([noise * count]),
@@ -159,16 +159,21 @@ def spread(square: float, noise: float, centre: float, count: float) -> float:
 
 
 def test_the_automatic_strength_is_noise_over_heterogeneity():
-    assert spread(10.0, 2.0, 3.0, 0.5) == pytest.approx(2 / 5)
-    assert spread(4.0, 2.0, 3.0, 1.0) == np.inf  # all of the spread is noise
+    assert spread(10.0, 2.0, 3.0, 0.5) == pytest.approx(2 / 7)
+    assert spread(4.0, 2.0, 3.0, 1.0) == 1.0  # all of the spread is noise
     assert spread(4.0, 0.0, 3.0, 1.0) == 0.0  # no noise: no reason to pull
     assert spread(0.0, 0.0, 0.0, 0.0) == 0.0  # before the first round
+
+
+def share(ratio: float) -> float:
+    """v/(v + ζ²) of v/ζ², which is announced: a site takes no infinite number."""
+    return 1.0 if np.isinf(ratio) else ratio / (1 + ratio)
 
 
 def test_the_automatic_strength_falls_with_participations_and_is_capped():
     def pull(ratio: float, before: int) -> float:
         at = Participant(
-            Broadcast(5, torch.zeros(1, 2), {"pull": torch.tensor([ratio])}),
+            Broadcast(5, torch.zeros(1, 2), {"pull": torch.tensor([share(ratio)])}),
             {"joined": torch.tensor([[float(before)]])},
             Known(4, 0.1, 0.2),
         )
@@ -190,7 +195,7 @@ def test_the_known_noise_is_the_variance_of_pure_noise(ratio):
         for name, kind in algorithm.remembers.items()
     }
     for round in (2, 3, 4):
-        shared = {"pull": torch.tensor([ratio])}
+        shared = {"pull": torch.tensor([share(ratio)])}
         at = Participant(Broadcast(round, x, shared), memory, known)
         y, total = algorithm.begin_at(at), torch.zeros_like(x)
         for _ in range(4):

@@ -280,7 +280,16 @@ MODELS = (
         "personalise",
         "a table",
         "table rows.csv",
-        acts="--out other; --site north; --label well; --strength 1; --module own_net:net; --json",
+        acts="--out other; --site north; --label well; --strength 1; --module own_net:net; --json; "
+        "--noised --epsilon 1",
+        refused="--epsilon 1; --steps 5; --step-size 1",
+    ),
+    Mode(
+        "personalise",
+        "a table, with noise",
+        "table rows.csv --noised --epsilon 1",
+        acts="--epsilon 2; --steps 0; --step-size 0",
+        whole=False,
     ),
     Mode(
         "export",
@@ -572,14 +581,21 @@ DEPLOYED = (
         "site evaluate",
         "its records",
         "site/one/site.toml",
-        acts="--run 7; --json",
+        acts="--run 7; --personal; --json",
         refused="--label ill; --figure figure.png",
     ),
     Mode(
         "site evaluate",
         "rows",
         "site/one/site.toml rows.csv",
-        acts="--run 7; --json; --label well; --figure figure.png",
+        acts="--run 7; --personal; --json; --label well; --figure figure.png",
+    ),
+    Mode(
+        "site personalise",
+        "its records",
+        "site/one/site.toml",
+        acts="--run 7; --out other; --strength 1; --json; --noised --epsilon 1",
+        refused="--epsilon 1; --steps 5; --step-size 1",
     ),
     Mode(
         "site export",

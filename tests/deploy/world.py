@@ -14,6 +14,7 @@ from small import CPU, PLAN, Trial, federation
 
 from dpscaffold.algorithms import ALGORITHMS
 from dpscaffold.config import AlgorithmSettings, TaskSettings
+from dpscaffold.config.personal import PersonalSettings, trained_by
 from dpscaffold.deployment.protocol.agreement import SchemaSettings, offer_of
 from dpscaffold.deployment.protocol.enrolment import (
     EnrolledRun,
@@ -95,9 +96,10 @@ class World:
         privacy: Gaussian | None = None,
         data: Federation | None = None,
         policy: dict[str, object] | None = None,
+        personal: PersonalSettings | None = None,
         **plan: object,
     ) -> None:
-        self.folder = folder
+        self.folder, self.personal = folder, personal
         self.data = data if data is not None else federation((9, 12, 7))
         self.names = NAMES[: self.data.users]
         named = {"name": algorithm} if isinstance(algorithm, str) else algorithm
@@ -113,7 +115,7 @@ class World:
         self.setting = Trial.of(
             self.data,
             self.learns.build(self.data),
-            self.algorithm.build(),
+            trained_by(self.algorithm.build(), personal),
             replace(PLAN, **{"user_ratio": 0.7, **plan}),
             privacy,
         )
@@ -205,14 +207,8 @@ class World:
     # --- the server
 
     def fresh_server(self) -> None:
-        offer = offer_of(
-            self.rows,
-            self.learns,
-            self.algorithm,
-            self.setting.plan,
-            self.setting.privacy,
-            sites=self.names,
-        )
+        given = (self.rows, self.learns, self.algorithm, self.setting.plan, self.setting.privacy)
+        offer = offer_of(*given, sites=self.names, personal=self.personal)
         self.enrolled = EnrolledRun.fresh(offer.to_dict(), self.names)
         self.post = self.correspondence()
         self.engine: Sites | None = None

@@ -77,7 +77,8 @@ class Pulled:
         if self.strength != "auto":
             return float(self.strength)
         known, times = at.known, at.memory["joined"] + 1
-        ratio = at.broadcast.shared["pull"]
+        noisy = at.broadcast.shared["pull"]
+        ratio = noisy / (1 - noisy)
         return (ratio / (known.steps * times**2)).clamp_max(MOST) / known.step_size
 
 
@@ -157,7 +158,8 @@ def _measured(move: Tensor, at: Participant) -> Slots:
 
 @dataclass(frozen=True)
 class AnnouncePull:
-    """What the base announces, and v/ζ² as estimated from the first round."""
+    """What the base announces, and v/(v + ζ²) as estimated from the first round: 1 where all of the
+    spread may be noise."""
 
     base: Announce
 
@@ -168,9 +170,9 @@ class AnnouncePull:
         count = slots["first_count"].double()
         mean = [slots[name].double() / count for name in ("first_square", "first_noise")]
         signal = mean[0] - mean[1] - slots["first_centre"].double()
-        ratio = (mean[1] / signal).where(signal > 0, float("inf"))
-        ratio = ratio.where(count > 0, 0.0).where(mean[1] > 0, 0.0)
-        return {**self.base(server, cohort), "pull": ratio.to(server.params.dtype)}
+        noisy = mean[1] / (mean[1] + signal.clamp_min(0.0))
+        noisy = noisy.where(count > 0, 0.0).where(mean[1] > 0, 0.0)
+        return {**self.base(server, cohort), "pull": noisy.to(server.params.dtype)}
 
 
 @dataclass(frozen=True)

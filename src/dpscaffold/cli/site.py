@@ -183,6 +183,7 @@ def status(
 for _command in (
     site_model.predict,
     site_model.evaluate,
+    site_model.personalise,
     site_model.export,
     site_runs.requests,
     site_runs.approve,

@@ -8,6 +8,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dpscaffold.cli.personalise import (
+    EpsilonOption,
+    NoisedOption,
+    OutOption,
+    StepsOption,
+    StepSizeOption,
+    StrengthOption,
+    noise_of,
+    parse_strength,
+    show_noised,
+    show_personal,
+)
 from dpscaffold.cli.site_runs import File
 from dpscaffold.cli.usage import refuse_given
 
@@ -70,11 +82,22 @@ def evaluate(
             help="Figure of confusion matrix and calibration to write (.png, .svg or .pdf)."
         ),
     ] = None,
+    personal: Annotated[
+        bool,
+        typer.Option(
+            "--personal",
+            help="Compare a local, the global and a personal model here. Nothing is sent.",
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print all metrics as JSON.")] = False,
 ) -> None:
     """Evaluate the model of a finished run on this site's records, or on other rows."""
     from dpscaffold.cli.evaluate import show_evaluation
 
+    if personal:
+        refuse_given({"--label": label, "--figure": figure}, "which --personal does not have")
+        _show_joining(file, data or [], run, as_json)
+        return
     if not data:
         why = "for the rows of a data file, and none is named; name one, or leave the option out"
         refuse_given({"--label": label, "--figure": figure}, why)
@@ -90,6 +113,52 @@ def evaluate(
     model = _model(file, run)
     found = evaluate_files(model, data, label, None)
     show_evaluation(model, found, found.whole, figure, as_json)
+
+
+def _show_joining(file: Path, data: list[Path], run: str | None, as_json: bool) -> None:
+    """Whether joining helped this site."""
+    _require()
+    from rich.console import Console
+
+    from dpscaffold.deployment.site.personal import after_run
+    from dpscaffold.report.evaluation import joining_tables
+    from dpscaffold.runs.written import plain
+
+    compared = after_run(file, run).compared("auto", data)
+    if as_json:
+        typer.echo(json.dumps(plain(compared.to_dict()), indent=2))
+        return
+    console = Console()
+    for part in joining_tables(compared, console.width):
+        console.print(part, highlight=False)
+
+
+def personalise(
+    file: File = Path("site.toml"),
+    run: Run = None,
+    out: OutOption = Path("personal"),
+    strength: StrengthOption = "auto",
+    noised: NoisedOption = False,
+    epsilon: EpsilonOption = None,
+    steps: StepsOption = None,
+    step_size: StepSizeOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Fit this site's own model near that of a finished run. Nothing is sent."""
+    _require()
+    from dpscaffold.deployment.site.personal import after_run
+    from dpscaffold.models.personal import coverage
+
+    noise, chosen = noise_of(noised, epsilon, steps, step_size), parse_strength(strength)
+    here = after_run(file, run)
+    if noise is not None:
+        model = here.noised(noise.epsilon, noise.steps, noise.step_size, chosen)
+        model.save(out)
+        show_noised(model, out, as_json)
+        return
+    model, compared = here.personal(chosen), here.compared(chosen)
+    model.save(out)
+    show_personal(compared, out, as_json, coverage(model))
 
 
 def export(

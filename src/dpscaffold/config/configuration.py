@@ -8,10 +8,9 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from dpscaffold.algorithms import Algorithm
-from dpscaffold.algorithms.mean_regularised import mean_regularised
 from dpscaffold.checks import shares
 from dpscaffold.config.algorithm import AlgorithmSettings
-from dpscaffold.config.personal import PersonalSettings
+from dpscaffold.config.personal import PersonalSettings, trained_by
 from dpscaffold.config.plan import (
     FactsSettings,
     PlanSettings,
@@ -69,10 +68,7 @@ class Configuration(ConfigTable):
     def trains(self) -> Algorithm:
         """The algorithm that runs: that of ``[algorithm]``, with a model for each user where
         ``[personal]`` asks for one during training."""
-        base, personal = self.algorithm.build(), self.personal
-        if personal is None or personal.kind != "mean-regularised":
-            return base
-        return mean_regularised(base, personal.strength)
+        return trained_by(self.algorithm.build(), self.personal)
 
     @property
     def home(self) -> str | None:

@@ -6,6 +6,8 @@ from typing import Literal
 
 from pydantic import field_validator
 
+from dpscaffold.algorithms import Algorithm
+from dpscaffold.algorithms.mean_regularised import mean_regularised
 from dpscaffold.config.table import ConfigTable
 from dpscaffold.errors import BadValue
 
@@ -47,3 +49,11 @@ class PersonalSettings(ConfigTable):
                 "out-of-range", f"strength is {strength}; give a number, 0 or more, or 'auto'"
             )
         return strength
+
+
+def trained_by(base: Algorithm, personal: PersonalSettings | None) -> Algorithm:
+    """The algorithm that runs: the base, with a model for each user where ``[personal]`` asks for
+    one during training."""
+    if personal is None or personal.kind != "mean-regularised":
+        return base
+    return mean_regularised(base, personal.strength)

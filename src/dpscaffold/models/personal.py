@@ -45,6 +45,12 @@ SERVERS_EPSILON = (
     "This is a personal model: it was trained from the noised gradients of one site. ε towards the "
     "server covers it; an ε towards third parties, who see the common model alone, does not."
 )
+#: What is said of personal models that were fine-tuned by noised steps.
+COMPOSED_EPSILON = (
+    "This is a personal model: it was fine-tuned to the records of one site by noised steps. The "
+    "composed ε of its statement, that of the run and of these steps together, covers it and its "
+    "answers."
+)
 #: Where a run folder keeps the three numbers of every site.
 JOINING = "personal.json"
 #: The share of rows that is held out where one table must serve for fitting and for testing.
@@ -109,9 +115,10 @@ def stored_models(folder: Path, users: int, common: Tensor) -> Tensor:
 
 def coverage(model: Model) -> str:
     """Whether ε covers a personal model; what does not say so is not covered."""
-    said = any(step.sentence == SERVERS_EPSILON for step in model.preparation)
+    known = (SERVERS_EPSILON, COMPOSED_EPSILON)
+    said = [step.sentence for step in model.preparation if step.sentence in known]
     guaranteed = model.privacy is not None and model.privacy.guarantee
-    return SERVERS_EPSILON if said and guaranteed else NOT_COVERED
+    return said[-1] if said and guaranteed else NOT_COVERED
 
 
 def _near(model: Model, sites: Sequence[SiteRows], strength: Strength) -> list[NearFit]:

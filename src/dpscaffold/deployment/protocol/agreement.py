@@ -28,6 +28,7 @@ from dpscaffold.algorithms import Algorithm
 from dpscaffold.algorithms.base import MomentKind
 from dpscaffold.algorithms.moments import moments
 from dpscaffold.config import AlgorithmSettings, ConfigTable, PlanSettings, TaskSettings
+from dpscaffold.config.personal import PersonalSettings, trained_by
 from dpscaffold.config.privacy import SecureSettings
 from dpscaffold.data.features import Hog, RandomFeatures
 from dpscaffold.data.prepared import ClipNorm, Project, Scale, Shift, UnitNorm
@@ -475,6 +476,17 @@ class SchemaSettings(ConfigTable):
             )
 
 
+def refuse_fine_tuning(personal: PersonalSettings | None) -> None:
+    """Refuse personal models that a server asks for and that a site makes by itself."""
+    if personal is not None and personal.kind != "mean-regularised":
+        raise BadInput(
+            "not-applicable",
+            f"personal.kind is '{personal.kind}', which a site does by itself after the run "
+            f"('dpscaffold site personalise'); leave [personal] out at the server, or set kind = "
+            f"'mean-regularised'",
+        )
+
+
 def _gaussian(value: Any) -> Gaussian:
     return value if isinstance(value, Gaussian) else Gaussian.from_json(value)
 
@@ -496,6 +508,13 @@ class Offer(ConfigTable):
     noises: dict[str, float] | None = None
     #: In a run that fits one step of the preparation: that step. The steps of ``rows`` come before.
     fit: SchemaStep | None = None
+    #: Models of the sites' own that are trained during the run.
+    personal: PersonalSettings | None = None
+
+    @model_validator(mode="after")
+    def _trained_together(self) -> Offer:
+        refuse_fine_tuning(self.personal)
+        return self
 
     @model_validator(mode="after")
     def _own_noises(self) -> Offer:
@@ -542,7 +561,7 @@ class Offer(ConfigTable):
     def build_algorithm(self) -> Algorithm:
         """The algorithm, or the sums of a run that fits a step."""
         if self.fit is None:
-            return self.algorithm.build()
+            return trained_by(self.algorithm.build(), self.personal)
         if self.fit.kind is None or self.fit.norm_bound is None:
             raise BadInput("not-applicable", f"the step {self.fit.step!r} is not fitted on records")
         return moments(self.fit.kind, self.fit.norm_bound)
@@ -613,7 +632,7 @@ class Offer(ConfigTable):
             del tables["fit"]
         else:
             _drop_unset(tables["fit"])
-        for key in ("secure", "noises"):
+        for key in ("secure", "noises", "personal"):
             if tables[key] is None:
                 del tables[key]
         if self.plan.heterogeneity is None:
@@ -699,6 +718,7 @@ def offer_of(
     privacy: Gaussian | None,
     secure: Secure | None = None,
     sites: Sequence[str] = (),
+    personal: PersonalSettings | None = None,
 ) -> Offer:
     """The offer of a run, with the plan's warm rounds resolved. Where the mechanism has noise of
     each site, ``sites`` are their names in the same order."""
@@ -720,6 +740,7 @@ def offer_of(
         privacy=mechanism,
         secure=sums,
         noises=noises,
+        personal=personal,
     )
 
 

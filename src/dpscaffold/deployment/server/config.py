@@ -20,10 +20,16 @@ from dpscaffold.config import (
     PrivacySettings,
     TaskSettings,
 )
+from dpscaffold.config.personal import PersonalSettings
 from dpscaffold.config.plan import with_one_round
 from dpscaffold.config.privacy import SecureSettings
 from dpscaffold.data.sentences import mistake_of
-from dpscaffold.deployment.protocol.agreement import Offer, SchemaSettings, offer_of
+from dpscaffold.deployment.protocol.agreement import (
+    Offer,
+    SchemaSettings,
+    offer_of,
+    refuse_fine_tuning,
+)
 from dpscaffold.deployment.protocol.enrolment import EnrolledRun
 from dpscaffold.deployment.provision import host_and_port, read_toml
 from dpscaffold.errors import BadInput
@@ -87,6 +93,7 @@ class ServerConfiguration(ConfigTable):
     privacy: PrivacySettings | None = None
     secure: SecureSettings | None = None
     facts: FactsSettings | None = None
+    personal: PersonalSettings | None = None
     deploy: DeploySettings = DeploySettings()
     evaluate: dict[str, Any] | None = None
 
@@ -94,6 +101,11 @@ class ServerConfiguration(ConfigTable):
     @classmethod
     def _one_round(cls, tables: Any) -> Any:
         return with_one_round(tables)
+
+    @model_validator(mode="after")
+    def _personal_together(self) -> ServerConfiguration:
+        refuse_fine_tuning(self.personal)
+        return self
 
     @property
     def patience(self) -> Patience:
@@ -134,7 +146,7 @@ class ServerConfiguration(ConfigTable):
 
     def _offer(self, mechanism: Gaussian | None) -> Offer:
         given = (self.rows, self.task, self.algorithm, self.plan.build(), mechanism, self._sums)
-        return offer_of(*given, tuple(self.deploy.records or ()))
+        return offer_of(*given, tuple(self.deploy.records or ()), self.personal)
 
     @property
     def _sums(self) -> Secure | None:

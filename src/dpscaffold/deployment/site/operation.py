@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from dpscaffold.deployment.protocol.messages import Refused
-from dpscaffold.deployment.site.file import Terms, read_site_file
+from dpscaffold.deployment.site.file import FINE_TUNING, Terms, read_site_file
 from dpscaffold.deployment.site.ledger import GrantedRun, SiteLedger
 from dpscaffold.deployment.site.memory import StateFolder
 from dpscaffold.deployment.site.model import finished_run
@@ -79,6 +79,7 @@ def _run_line(entry: GrantedRun) -> dict[str, Any]:
         line["epsilon_spent"] = spent(run, entry.participations, run.groups[0])
         line["neighbours"] = run.neighbours
         line["query"] = run.query
+        line["fine_tuning"] = terms.algorithm == FINE_TUNING
         if terms.sums is not None:
             alone = terms.run_alone(*facts)
             line["colluders"] = terms.sums.colluders
@@ -97,6 +98,7 @@ def ledger_lines(said: dict[str, Any]) -> list[str]:
             spent, granted = round_up(run["epsilon_spent"]), round_up(run["epsilon_granted"])
             cost = f"ε spent {spent} of {granted} at δ = {run['delta']:.3g} ({run['neighbours']})"
             cost += " for bounded sums" if run["query"] == "sums" else ""
+            cost += " for noised fine-tuning at this site" if run["fine_tuning"] else ""
             if "colluders" in run:
                 cost += (
                     f" towards the server and {run['colluders']} sites through secure sums, "
