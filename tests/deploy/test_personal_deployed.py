@@ -215,7 +215,7 @@ def test_noised_steps_are_in_the_ledger_and_in_epsilon(tmp_path):
 
 
 def test_noised_steps_beyond_the_policy_spend_nothing(tmp_path):
-    world, site = finished(tmp_path)
+    _, site = finished(tmp_path)
     path = site.parent / "state" / "ledger.jsonl"
     was = path.read_bytes()
     site.write_text(SITE.format(zeros=64 * "0").replace("epsilon = 1e6", "epsilon = 3.0"))

@@ -23,13 +23,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Affine:
-    """direction(g, y) = g + Σ ``shifts`` + ``pull``·(y − x), or zero where it ``moves`` not.
+    """direction(g, y) = g + Σ ``shifts`` + ``pull``·(y − x), or zero where it ``moves`` not. The
+    pull may differ between users, (U, 1).
 
     Added to g one after the other, the shifts round as the direction itself does.
     """
 
     shifts: tuple[Tensor, ...] = ()
-    pull: float = 0.0
+    pull: float | Tensor = 0.0
     moves: bool = True
 
     @property
@@ -78,8 +79,8 @@ def affine(
     if type(direction) is Proximal:  # a subclass may move otherwise
         assert isinstance(direction, Proximal)
         return Affine(pull=direction.mu)
-    if type(direction) is Pulled and direction.strength != "auto":
-        return Affine(pull=float(direction.strength))
+    if type(direction) is Pulled:
+        return Affine(pull=direction.pull(at))
     if direction is along_corrected:
         return Affine((-at.memory["control"], at.broadcast.shared["control"]))
     if direction is along_balanced:

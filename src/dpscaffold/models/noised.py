@@ -1,8 +1,8 @@
 """A personal model that may leave its site: fine-tuned by noised steps, with an ε of its own.
 
 K steps over all records of the site, from the common model x: w ← w − η·H̃(w), where H̃ is the mean
-of clipped gradients with Gaussian noise. They are the steps of one participation, and are accounted
-as such. What is given out is x + a(w − x), where a is estimated from w, x and the known noise (James
+of clipped gradients with Gaussian noise. They are the steps of one participation, and accounted as
+such. What is given out is x + a(w − x), where a is estimated from w, x and the known noise (James
 and Stein), which is post-processing. The composed ε is that of the run and of these steps: ε and δ
 add (:mod:`dpscaffold.privacy.further`).
 """
@@ -161,8 +161,8 @@ def steps_after(
     if isinstance(run.clip, str):
         raise BadInput(
             "median-clip",
-            "the run's clip bound was computed from records, so it has no guarantee; leave --noised "
-            "out and keep the model at the site",
+            "the run's clip bound was computed from records, so it has no guarantee; leave "
+            "--noised out and keep the model at the site",
         )
     if run.relation == "add-remove" and not declared:
         raise BadInput(

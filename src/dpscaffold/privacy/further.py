@@ -8,7 +8,7 @@ Roth, Ullman, Vadhan 2016).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from dpscaffold.privacy.composition import ADDED, added
 from dpscaffold.privacy.errors import PrivacyError

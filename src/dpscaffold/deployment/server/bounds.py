@@ -102,7 +102,7 @@ def _reach(
     clipped *= 1 if phase.sums is None else 2  # two records of a bounded sum are 2C apart
     at_x = clipped + plan.regularisation * float(broadcast.params.norm())
     shift = 0.0 if form.shift is None else float(form.shift.norm())
-    rate = abs(1 - size * (plan.regularisation + form.pull))
+    rate = abs(1 - size * (plan.regularisation + float(form.pull)))
     sums = [sum(rate ** (p * j) for j in range(int(steps))) for p in (1, 2)]
     move = size * (sums[0] * (at_x + shift) + math.sqrt(sums[1]) * noise) if form.moves else 0.0
     farthest = move * max(1.0, rate**steps)

@@ -90,7 +90,7 @@ def fused_steps(
             bound=bound,
             params=params.contiguous(),
             shift=None if way.shift is None else way.shift.contiguous(),
-            pull=way.pull,
+            pull=float(way.pull),
             moves=way.moves,
         ),
     )

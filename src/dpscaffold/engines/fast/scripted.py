@@ -79,6 +79,7 @@ def scripted_steps(
     y, total = at.broadcast.params, torch.zeros_like(at.broadcast.params)
     if phase.begin_at is not None:
         y = phase.begin_at(at)
+    pull = way.pull if isinstance(way.pull, Tensor) else y.new_full((1, 1), way.pull)
     block = max(1, NOISE_BLOCK // (len(firsts) * task.parameters))
     for k in range(0, scales.steps, block):
         part = slice(k, min(k + block, scales.steps))
@@ -100,7 +101,8 @@ def scripted_steps(
             bound=scales.clip,
             x=at.broadcast.params,
             shifts=list(way.shifts),
-            pull=way.pull,
+            pull=pull,
+            pulled=bool((pull != 0).any()),
             moves=way.moves,
             y=y,
             total=total,
@@ -138,7 +140,8 @@ def _steps(
     bound: Tensor | None,
     x: Tensor,
     shifts: list[Tensor],
-    pull: float,
+    pull: Tensor,
+    pulled: bool,
     moves: bool,
     y: Tensor,
     total: Tensor,
@@ -160,7 +163,7 @@ def _steps(
       with it are rounded to multiples of ``grid`` (U, 1) in float64.
     - ``step_size``, ``regularisation``, ``divisor`` (U, 1); ``bound`` (U,) or None: C.
     - ``x`` (U, P); a step goes along the gradient, plus each of ``shifts`` (U, P), plus
-      ``pull``·(y − x), or does not move unless ``moves``.
+      ``pull`` (U or 1, 1)·(y − x) where ``pulled``, or does not move unless ``moves``.
     - ``longest``: the squared norm of the longest tame row; ``least`` bound, ``shortest`` norm.
     """
     users, width = x.shape[0], index.shape[2]
@@ -221,7 +224,7 @@ def _steps(
         if moves:
             for shift in shifts:
                 gradient += shift
-            if pull != 0.0:
+            if pulled:
                 gradient += pull * (y - x)
             y = y - step_size * gradient
     return y, total, True
