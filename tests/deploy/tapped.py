@@ -30,7 +30,7 @@ def _note(path: Path, text: str) -> None:
 
 
 def _watch(folder: Path) -> None:
-    reply, receive, push = Fleet.reply, Fleet.receive, node.push_objects
+    reply, receive, push = Fleet.reply, Fleet.announced, node.push_objects
     mark, leaving = folder / "dies", []
 
     def noted_reply(self, asked, signed):
@@ -51,7 +51,7 @@ def _watch(folder: Path) -> None:
         _note(folder / "polls.txt", "nothing" if message is None else "a message")
         return message
 
-    Fleet.reply, Fleet.receive = noted_reply, noted_receive
+    Fleet.reply, Fleet.announced = noted_reply, noted_receive
     node.push_objects = deadly_push
 
 

@@ -20,43 +20,54 @@ from dpscaffold.deployment.transports.flower import node, run  # noqa: E402
 
 
 def test_objects_that_never_come_are_waited_for_briefly_and_longer_each_time(tmp_path, monkeypatch):
-    waited, whole = [], []
+    """Time passes only in sleeps between two attempts at an object."""
+    clock, there = [0.0], {}
 
-    def pull(objects, fetch, initial_backoff, max_time):
-        waited.append(max_time)
-        if not whole:
-            raise node.ObjectPullError("o", "it is not there")
-        return {}
+    def pull_all(parts, fetch, **options):
+        assert options["max_time"] is options["max_tries_per_object"] is None
+        while True:
+            try:
+                return {part: fetch(part) for part in parts}
+            except ObjectUnavailableError:
+                clock[0] += 0.5
 
-    head = SimpleNamespace(metadata=SimpleNamespace(run_id=1, message_id="m"))
-    answer = SimpleNamespace(
-        messages_list=[None], message_object_trees=[SimpleNamespace(object_id="o")]
-    )
+    def pull(part):
+        if part not in there:
+            raise ObjectUnavailableError(part)
+        if there[part] is None:
+            raise ObjectPullError(part, "it was deleted")
+        return b""
+
     for name, stand_in in {
-        "pull_objects": pull,
-        "message_from_proto": lambda found: head,
-        "iterate_object_tree": lambda tree: [],
-        "make_pull_object_fn_protobuf": lambda *given: None,
-        "make_confirm_message_received_fn_protobuf": lambda *given: lambda identity: None,
-        "inflate_object_from_contents": lambda identity, contents: head,
+        "pull_objects": pull_all,
+        "iterate_object_tree": lambda tree: [tree],
+        "make_pull_object_fn_protobuf": lambda *given: pull,
+        "inflate_object_from_contents": lambda identity, contents: SimpleNamespace(content=None),
     }.items():
         monkeypatch.setattr(node, name, stand_in)
+    monkeypatch.setattr(node, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     key = ec.generate_private_key(ec.SECP384R1())
     fleet = node.Fleet(node.Address("127.0.0.1:1", None), key, tmp_path)
     fleet.node = node.Node(node_id=1)
-    fleet._client = SimpleNamespace(
-        PullMessages=lambda request: answer, PullObject=None, ConfirmMessageReceived=None
-    )
-    for _ in range(7):
-        with pytest.raises(node.ObjectPullError):
-            fleet.receive()
-    assert waited == [2, 4, 8, 16, 32, 60, 60]
-    whole.append(True)
-    fleet.receive()
-    whole.clear()
-    with pytest.raises(node.ObjectPullError):
-        fleet.receive()
-    assert waited[-2:] == [60, 2]  # what came whole is forgotten
+    head = SimpleNamespace(metadata=SimpleNamespace(run_id=1))
+    asked = node.Incoming(head, SimpleNamespace(object_id="o"))
+
+    def waited():
+        began = clock[0]
+        with pytest.raises(RuntimeError, match="do not come"):
+            fleet.fetch(asked)
+        return clock[0] - began
+
+    for patience in (2, 4, 8, 16, 32, 60, 60):
+        assert patience < waited() < patience + 0.6
+    there["o"] = b""
+    assert fleet.fetch(asked) is not None
+    del there["o"]
+    assert waited() < 2.6  # what came whole is forgotten
+    there["o"] = None
+    assert fleet.fetch(asked) is None  # taken back: no trouble at all
+    del there["o"]
+    assert waited() < 2.6
 
 
 @pytest.fixture

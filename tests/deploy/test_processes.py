@@ -28,7 +28,12 @@ from dpscaffold.deployment.transports.flower.demo import (  # noqa: E402
     simulated,
     site_data,
 )
-from dpscaffold.deployment.transports.flower.local import PATIENCE, LocalFederation, free_port  # noqa: E402
+from dpscaffold.deployment.transports.flower.local import (  # noqa: E402
+    PATIENCE,
+    LocalFederation,
+    SlowLink,
+    free_port,
+)
 from dpscaffold.deployment.transports.flower.node import Address, Fleet, Refusal  # noqa: E402
 from dpscaffold.deployment.transports.flower.run import SuperLinkAddress, flower_bytes  # noqa: E402
 
@@ -415,3 +420,26 @@ def test_a_taken_address_is_one_sentence(tmp_path):
         )
     assert said.returncode == 2 and "is taken" in said.stderr
     assert "Traceback" not in said.stderr
+
+
+@pytest.mark.slow
+def test_slow_links_carry_every_vector_once(tmp_path):
+    """Each way takes longer than two resends; nothing crosses twice, and nobody is passed over."""
+    federation, tables = demo_data(200), demo_tables(rounds=4)
+    tables["deploy"] |= {"resend": 1.0, "deadline": 120.0}
+    size = 4 * 2 * (10 * 40)  # both vectors of the demonstration's model
+    out = tmp_path / "run"
+    with LocalFederation(tmp_path / "fed", site_data(federation), POLICY) as local:
+        links = {name: SlowLink(local.public, 1e9) for name in local.names}
+        for name, link in links.items():
+            link.carry(local, name)
+        local.start()
+        local.start_server(local.config("plan", tables), out)
+        wait_for(lambda: rounds_done(out) >= 1, local)
+        for link in links.values():
+            link.rate = 4_000.0  # bytes a second, from here on
+        assert local.processes["server"].wait(PATIENCE) == 0, local.log("server")
+        summary = json.loads((out / "summary.json").read_text())
+        assert not summary["refusals"] and summary["seconds"] > 3 * size / 4_000
+        assert_equal(out, federation, tables)
+        assert_booked(local)

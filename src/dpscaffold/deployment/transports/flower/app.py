@@ -21,7 +21,7 @@ from dpscaffold.deployment.site.file import read_site_file
 from dpscaffold.deployment.site.memory import StateFolder
 from dpscaffold.deployment.site.work import opener
 from dpscaffold.deployment.transports.flower.operation import logger_of
-from dpscaffold.deployment.transports.flower.run import FlowerExchange, SuperLinkAddress
+from dpscaffold.deployment.transports.flower.run import Envelope, FlowerExchange, SuperLinkAddress
 from dpscaffold.deployment.transports.flower.serving import run_deployed
 from dpscaffold.deployment.transports.flower.wire import from_records, to_records
 from dpscaffold.errors import BadInput
@@ -102,6 +102,30 @@ class AppGrid:
             for member in self._members
             if member.name in self._names
         }
+
+    def send(self, envelopes: Iterable[Envelope]) -> list[str]:
+        """Send; a stock node answers every copy."""
+        messages = [
+            Message(
+                content=envelope.content,
+                dst_node_id=envelope.node,
+                message_type="query",
+                ttl=envelope.seconds,
+            )
+            for envelope in envelopes
+        ]
+        return list(self.grid.push_messages(messages))
+
+    def is_coming(self, identity: str) -> bool:
+        """Never known here."""
+        return False
+
+    def is_confirmed(self, identity: str) -> bool:
+        """Stock nodes confirm what they have only received, and may die after that."""
+        return False
+
+    def withdraw(self, identities: Iterable[str]) -> None:
+        """Nothing is taken back: Flower's grid cannot."""
 
     def replies(self, asked: Iterable[str]) -> list[tuple[str, Message | None]]:
         """The answers to these messages, as Flower waits for them."""

@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -174,6 +175,66 @@ class LocalFederation:
                 break
             time.sleep(0.05)
         raise RuntimeError(f"{name} did not start:\n{self.log(name)[-2000:]}")
+
+
+class SlowLink:
+    """A link of so many bits a second each way, on loopback: what connects to ``port`` reaches
+    ``target``. All connections share the rate; ``cut`` closes them."""
+
+    def __init__(self, target: int, bits_per_second: float) -> None:
+        self.target, self.rate = target, bits_per_second / 8
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
+        self.carried = [0, 0]  # bytes up and down
+        self._free, self._locks = [0.0, 0.0], (threading.Lock(), threading.Lock())
+        self._open: set[socket.socket] = set()
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def carry(self, local: LocalFederation, name: str) -> None:
+        """Lead a site's connections, from its next start on, over this link."""
+        path = local.folder / name / "site.toml"
+        path.write_text(
+            path.read_text().replace(f"127.0.0.1:{local.public}", f"127.0.0.1:{self.port}")
+        )
+
+    def cut(self) -> None:
+        """Close every connection."""
+        for one in list(self._open):
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Listen no more."""
+        self._listener.close()
+        self.cut()
+
+    def _listen(self) -> None:
+        with suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                try:
+                    far = socket.create_connection(("127.0.0.1", self.target))
+                except OSError:
+                    near.close()
+                    continue
+                self._open |= {near, far}
+                for way, (one, other) in enumerate(((near, far), (far, near))):
+                    threading.Thread(target=self._pump, args=(way, one, other), daemon=True).start()
+
+    def _pump(self, way: int, source: socket.socket, sink: socket.socket) -> None:
+        with suppress(OSError):
+            while piece := source.recv(1 << 14):
+                with self._locks[way]:
+                    self.carried[way] += len(piece)
+                    now = time.monotonic()
+                    self._free[way] = max(now, self._free[way]) + len(piece) / self.rate
+                    due = self._free[way]
+                time.sleep(max(0.0, due - now))
+                sink.sendall(piece)
+        for one in (source, sink):
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            self._open.discard(one)
 
 
 def free_port() -> int:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
+from typing import cast
 
 import httpx
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
@@ -31,6 +32,7 @@ from flwr.proto.fleet_pb2 import (
     PushMessagesRequest,
 )
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+from flwr.proto.message_pb2 import ObjectTree
 from flwr.proto.node_pb2 import Node
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
@@ -45,6 +47,8 @@ from flwr.supercore.inflatable.inflatable_protobuf_utils import (
 )
 from flwr.supercore.inflatable.inflatable_utils import (
     ObjectPullError,
+    ObjectPushError,
+    ObjectUnavailableError,
     inflate_object_from_contents,
     pull_objects,
     push_objects,
@@ -57,10 +61,15 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from dpscaffold.deployment.protocol.messages import SignedMessage
 from dpscaffold.deployment.provision import write_whole
-from dpscaffold.deployment.transports.flower.wire import from_records, to_records
+from dpscaffold.deployment.transports.flower.wire import (
+    AGAIN,
+    from_records,
+    question_id,
+    to_records,
+)
 
 #: What can go wrong with the connection, the SuperLink or its answers; none of it is fatal.
-TROUBLE = (httpx.HTTPError, RuntimeError, OSError, ValueError, ObjectPullError)
+TROUBLE = (httpx.HTTPError, RuntimeError, OSError, ValueError, ObjectPullError, ObjectPushError)
 
 #: Seconds: the node is offline for the SuperLink when nothing came for so long.
 HEARTBEAT = 30.0
@@ -83,6 +92,43 @@ class Address:
 
     server: str
     ca: bytes | None
+
+
+@dataclass(frozen=True)
+class Incoming:
+    """A message as the SuperLink announces it: its head without content, and its objects' ids."""
+
+    head: Message
+    tree: ObjectTree
+
+    @property
+    def run(self) -> int:
+        """The Flower run that carries it."""
+        return self.head.metadata.run_id
+
+    @property
+    def again(self) -> bool:
+        """Whether the server says that it lost the answer."""
+        return self.head.metadata.message_type == AGAIN
+
+
+@dataclass
+class LastAnswer:
+    """The last answer, in memory, and in which Flower run it left whole. A copy of its question is
+    known by its id before anything of it is fetched: an answer that the server has is not sent
+    again, and one that it lost is, as it was."""
+
+    question: str = ""
+    signed: SignedMessage | None = None
+    run: int | None = None
+
+    def fits(self, asked: Incoming) -> bool:
+        """Whether a message is a copy of the question that was answered last."""
+        return self.signed is not None and asked.head.metadata.group_id == self.question
+
+    def is_there(self, asked: Incoming) -> bool:
+        """Whether the server has the answer to this copy already."""
+        return self.run == asked.run and not asked.again
 
 
 class Fleet:
@@ -160,36 +206,64 @@ class Fleet:
         if not answer.success:
             raise RuntimeError("the SuperLink does not know this node any more")
 
-    def receive(self) -> Message | None:
-        """The next message, if there is one."""
+    def announced(self) -> Incoming | None:
+        """The next message, if there is one; nothing of its content is fetched yet."""
         if self._pulse is not None and self._pulse.lost:
             raise RuntimeError("the SuperLink does not know this node any more")
         answer = self._client.PullMessages(PullMessagesRequest(node=self.node))
         if not answer.messages_list:
             return None
         head, tree = message_from_proto(answer.messages_list[0]), answer.message_object_trees[0]
-        run = head.metadata.run_id
         assert self.node is not None
-        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run, self.node.node_id, 0
-        patience, self._patience = self._patience, min(2 * self._patience, LAST_PATIENCE)
-        contents = pull_objects(
-            [part.object_id for part in iterate_object_tree(tree)],
-            make_pull_object_fn_protobuf(self._client.PullObject, self.node, run),
-            initial_backoff=0.05,
-            max_time=patience,
-        )
-        self._patience = FIRST_PATIENCE
-        confirm = make_confirm_message_received_fn_protobuf(
-            self._client.ConfirmMessageReceived, self.node, run
-        )
-        confirm(head.metadata.message_id)
-        message = inflate_object_from_contents(tree.object_id, contents)
-        message.metadata.__dict__["_message_id"] = tree.object_id
-        return message
+        TaskIdentity.run_id, TaskIdentity.node_id = head.metadata.run_id, self.node.node_id
+        TaskIdentity.task_id = 0
+        return Incoming(head, tree)
 
-    def reply(self, asked: Message, signed: SignedMessage) -> None:
+    def fetch(self, asked: Incoming) -> SignedMessage | None:
+        """A message's content; None where the server has taken it back. Objects that are not there
+        yet are waited for as long as others come."""
+        patience, self._patience = self._patience, min(2 * self._patience, LAST_PATIENCE)
+        assert self.node is not None
+        pull = make_pull_object_fn_protobuf(self._client.PullObject, self.node, asked.run)
+        came = [time.monotonic()]
+
+        def while_they_come(part: str) -> bytes:
+            try:
+                content = bytes(pull(part))
+            except ObjectUnavailableError:
+                if time.monotonic() - came[0] > patience:
+                    raise RuntimeError("the objects of a message do not come") from None
+                raise
+            came[0] = time.monotonic()
+            return content
+
+        try:
+            contents = pull_objects(
+                [part.object_id for part in iterate_object_tree(asked.tree)],
+                while_they_come,
+                max_time=None,
+                max_tries_per_object=None,
+                initial_backoff=0.05,
+                backoff_cap=1.0,
+            )
+        except ObjectPullError:
+            self._patience = FIRST_PATIENCE
+            return None
+        self._patience = FIRST_PATIENCE
+        message = cast("Message", inflate_object_from_contents(asked.tree.object_id, contents))
+        return from_records(message.content)
+
+    def confirm(self, asked: Incoming) -> None:
+        """Tell the server that a message needs no further answer."""
+        assert self.node is not None
+        confirm = make_confirm_message_received_fn_protobuf(
+            self._client.ConfirmMessageReceived, self.node, asked.run
+        )
+        confirm(asked.tree.object_id)
+
+    def reply(self, asked: Incoming, signed: SignedMessage) -> None:
         """Send the answer. What it took to compute is not sent: zero seconds."""
-        reply = Message(content=to_records(signed), reply_to=asked)
+        reply = Message(content=to_records(signed), reply_to=asked.head)
         reply.metadata.__dict__["_message_id"] = reply.object_id
         with no_object_id_recompute():
             answer = self._client.PushMessages(
@@ -260,20 +334,19 @@ def serve(
     say: Callable[[str], None],
 ) -> None:
     """Answer messages, one at a time, until told to stop; whatever fails is tried again."""
-    wait, retry, said = QUICK, FIRST_RETRY, ""
+    wait, retry, said, last = QUICK, FIRST_RETRY, "", LastAnswer()
     try:
         while not stop.is_set():
             try:
                 if fleet.node is None:
                     say(f"online ({fleet.join()})")
-                message = fleet.receive()
+                asked = fleet.announced()
                 retry, said = FIRST_RETRY, ""
-                if message is None:
+                if asked is None:
                     stop.wait(wait * random.uniform(0.9, 1.1))
                     wait = min(SLOW, wait * GROWTH)
                     continue
-                signed = answer(from_records(message.content))
-                fleet.reply(message, signed)
+                respond(fleet, asked, answer, last)
                 wait = QUICK
             except TROUBLE as error:
                 sentence = str(error) if isinstance(error, Refusal) else _in_short(error)
@@ -285,6 +358,27 @@ def serve(
                 retry = min(2 * retry, LAST_RETRY)
     finally:
         fleet.leave()
+
+
+def respond(
+    fleet: Fleet,
+    asked: Incoming,
+    answer: Callable[[SignedMessage], SignedMessage],
+    last: LastAnswer,
+) -> None:
+    """Answer one message, and confirm it once the answer has left; a copy of the last question
+    costs no fetching, and usually no sending."""
+    if not last.fits(asked):
+        message = fleet.fetch(asked)
+        if message is None:
+            return
+        last.run, last.signed = None, answer(message)
+        last.question = question_id(message)
+    if not last.is_there(asked):
+        assert last.signed is not None
+        fleet.reply(asked, last.signed)
+        last.run = asked.run
+    fleet.confirm(asked)
 
 
 def certificate_trouble(error: BaseException) -> str | None:

@@ -4,7 +4,8 @@ Grid.
 A process of our own opens a Flower run, claims its task with the secret that it shares with the
 SuperLink, and sends and fetches messages in a loop of its own: Flower's loop sleeps 3 s and does
 not say who is missing. Flower hands a message out once, so what a node had claimed when it died
-never comes back; an unanswered message is therefore sent again, as it is. If the SuperLink goes
+never comes back; a message that is not confirmed is therefore sent again, as it is, after waits
+that double. If the SuperLink goes
 away a new Flower run is opened and the question asked again: Flower's run is transport, nothing
 more.
 """
@@ -21,11 +22,11 @@ from dataclasses import dataclass, field
 from typing import cast
 
 import httpx
-from flwr.app import Message
+from flwr.app import Message, RecordDict
 from flwr.cli.build import build_fab_from_files
 from flwr.common.serde import fab_to_proto, run_from_proto, user_config_to_proto
 from flwr.proto.control_pb2 import ListRunsRequest, RegisterNodeRequest, StartRunRequest
-from flwr.proto.message_pb2 import ObjectTree
+from flwr.proto.message_pb2 import ObjectTree, PullObjectRequest
 from flwr.proto.runtime_pb2 import (
     AcquireTaskRequest,
     PullAppMessagesRequest,
@@ -43,6 +44,7 @@ from flwr.supercore.inflatable.inflatable_protobuf_utils import (
 )
 from flwr.supercore.inflatable.inflatable_utils import (
     ObjectPullError,
+    ObjectPushError,
     inflate_object_from_contents,
     pull_objects,
 )
@@ -55,10 +57,15 @@ from dpscaffold.deployment.protocol.exchange import Accept, ExchangeStopped
 from dpscaffold.deployment.protocol.messages import SignedMessage, canonical
 from dpscaffold.deployment.provision import Member
 from dpscaffold.deployment.transports.flower.gate import ControlInterceptor
-from dpscaffold.deployment.transports.flower.wire import from_records, to_records
+from dpscaffold.deployment.transports.flower.wire import (
+    AGAIN,
+    from_records,
+    question_id,
+    to_records,
+)
 from dpscaffold.errors import BadInput
 
-TROUBLE = (httpx.HTTPError, RuntimeError, OSError, ValueError, ObjectPullError)
+TROUBLE = (httpx.HTTPError, RuntimeError, OSError, ValueError, ObjectPullError, ObjectPushError)
 _LAST_PAUSE = 3.0
 _TASK_BEAT = 8.0
 #: Seconds that sites still have for their answers once the server was asked to stop.
@@ -67,6 +74,10 @@ _GRACE = 5.0
 _FETCHES = 64
 #: Seconds within which an answer is usually whole once it was announced.
 _AT_ONCE = 1.0
+#: The kinds of questions for which a silent site is passed over; all others are worth a deadline.
+_PASSING = ("task", "key")
+#: Earlier questions of a silent site whose late answers are still listened for.
+_LATE = 4
 
 #: A Flower run needs a bundle. This one holds nothing; no site of ours would fetch it anyway.
 _BUNDLE = {
@@ -103,6 +114,18 @@ class Traffic:
     opened: int = 0
     bytes_out: int = 0
     bytes_in: int = 0
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """What Flower is given to carry: a node, the content, the question's identity, whether a site
+    that has answered it shall answer again, and for how many seconds it is kept."""
+
+    node: int
+    content: RecordDict
+    question: str
+    again: bool
+    seconds: float
 
 
 class OpenRun:
@@ -180,6 +203,38 @@ class OpenRun:
             for node in self.grid.get_nodes()
         }
 
+    def send(self, envelopes: Iterable[Envelope]) -> list[str]:
+        """Send; gives the ids of the messages, empty for one that Flower did not take."""
+        messages = [
+            Message(
+                content=envelope.content,
+                dst_node_id=envelope.node,
+                message_type=AGAIN if envelope.again else "query",
+                ttl=envelope.seconds,
+                group_id=envelope.question,
+            )
+            for envelope in envelopes
+        ]
+        return list(self.grid.push_messages(messages))
+
+    def is_coming(self, identity: str) -> bool:
+        """Whether the answer to a message is on its way."""
+        return identity in self._coming
+
+    def is_confirmed(self, identity: str) -> bool:
+        """Whether the node has confirmed a message: Flower then deletes its object."""
+        asked = PullObjectRequest(node=self.grid.node, run_id=self._run, object_id=identity)
+        return not self.grid._runtime_client.PullObject(asked).object_found
+
+    def withdraw(self, identities: Iterable[str]) -> None:
+        """Take messages back: who has not fetched their objects never will."""
+        client, node = self.grid._runtime_client, self.grid.node
+        confirm = make_confirm_message_received_fn_protobuf(
+            client.ConfirmMessageReceived, node, self._run
+        )
+        for identity in identities:
+            confirm(identity)
+
     def replies(self, asked: Iterable[str]) -> list[tuple[str, Message | None]]:
         """The answers to these messages that are whole by now, or None for one that never will be.
 
@@ -216,7 +271,14 @@ class OpenRun:
             return bytes(pull(part))
 
         parts = [part.object_id for part in iterate_object_tree(tree)]
-        contents = pull_objects(parts, unless_stopped, initial_backoff=0.05, backoff_cap=1.0)
+        contents = pull_objects(
+            parts,
+            unless_stopped,
+            max_time=None,  # as long as objects come: Flower gives a sender up that is gone
+            max_tries_per_object=None,
+            initial_backoff=0.05,
+            backoff_cap=1.0,
+        )
         confirm = make_confirm_message_received_fn_protobuf(
             client.ConfirmMessageReceived, node, self._run
         )
@@ -284,11 +346,35 @@ def flower_bytes(office: SuperLinkAddress) -> int:
 
 
 @dataclass
+class Asked:
+    """One question that a site has not answered: when it is due to be sent, how long is waited
+    after that, the last copy that was sent, and what is known of it."""
+
+    question: SignedMessage
+    content: RecordDict
+    due: float
+    wait: float
+    identity: str | None = None
+    confirmed: bool = False
+    lost: bool = False
+
+    def postpone(self, now: float, longest: float) -> None:
+        """Look again after the wait, which doubles."""
+        self.due, self.wait = now + self.wait, min(2 * self.wait, longest)
+
+
+@dataclass
 class FlowerExchange:
     """Messages over Flower. ``deadline`` and ``resend`` are in seconds; the deadline counts from
     the last time the SuperLink was reached again, so its own absence costs no site its round.
     ``stop`` says whether this process was asked to stop: then sites that are asked have a few
-    seconds left, and a SuperLink that is away is waited for no longer."""
+    seconds left, and a SuperLink that is away is waited for no longer.
+
+    A question is sent again after ``resend`` seconds, then after twice as long each time, and only
+    while the site has not confirmed it, which it does once its answer has left. A site that let a
+    deadline pass is asked, but not waited for, until it is heard again; rounds wait for it only
+    where fewer than ``enough`` others said yes.
+    """
 
     office: SuperLinkAddress
     members: tuple[Member, ...]
@@ -297,23 +383,33 @@ class FlowerExchange:
     poll: float = 0.1
     say: Callable[[str], None] = lambda sentence: None
     stop: Callable[[], bool] = lambda: False
+    enough: int = 1
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
     traffic: Traffic = field(default_factory=Traffic)
     #: The sites whose connection was open when something was last sent.
     reachable: frozenset[str] = frozenset()
+    #: The sites that let a deadline pass and have not been heard since, and those of them whose
+    #: connection was closed.
+    silent: set[str] = field(default_factory=set)
+    _gone: set[str] = field(default_factory=set)
+    #: Whose answer comes under which id; late answers too.
+    _waiting: dict[str, str] = field(default_factory=dict)
     _grid: OpenRun | None = None
 
     def ask(
         self, questions: Mapping[str, SignedMessage], accept: Accept
     ) -> dict[str, SignedMessage]:
         """As :class:`~dpscaffold.deployment.protocol.exchange.Exchange`."""
-        begun, found, pause, reported = time.monotonic(), dict[str, SignedMessage](), 0.2, False
+        begun, found, pause, reported = self.clock(), dict[str, SignedMessage](), 0.2, False
         while True:
             try:
                 if self._grid is None:
                     self._grid = OpenRun(self.office, self.members)
+                    self._waiting = {}
                     self.traffic.opened += 1
                 self._ask_over(self._grid, questions, accept, found)
-                self.traffic.seconds += time.monotonic() - begun
+                self.traffic.seconds += self.clock() - begun
                 return found
             except TROUBLE as error:
                 if not self.traffic.opened:
@@ -328,11 +424,11 @@ class FlowerExchange:
 
     def _pause(self, seconds: float) -> None:
         """Wait before the SuperLink is tried again."""
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
+        until = self.clock() + seconds
+        while self.clock() < until:
             if self.stop():
                 raise ExchangeStopped("asked to stop while the SuperLink was away")
-            time.sleep(self.poll)
+            self.sleep(self.poll)
 
     def _ask_over(
         self,
@@ -341,75 +437,134 @@ class FlowerExchange:
         accept: Accept,
         found: dict[str, SignedMessage],
     ) -> None:
-        until = time.monotonic() + self.deadline
-        waiting: dict[str, str] = {}
-        due = dict.fromkeys((name for name in questions if name not in found), 0.0)
-        contents = {name: to_records(questions[name]) for name in due}
-        first, told_at = True, None
-        while due and time.monotonic() < until:
-            now = time.monotonic()
+        began = self.clock()
+        until, told_at = began + self.deadline, None
+        asked = {
+            name: Asked(question, to_records(question), began, self.resend)
+            for name, question in questions.items()
+            if name not in found
+        }
+        while self._awaited(asked, found) and self.clock() < until:
+            now = self.clock()
             if self.stop():
                 told_at = told_at or now
                 if now - told_at > _GRACE:
-                    raise ExchangeStopped(f"asked to stop while {', '.join(due)} had not answered")
-            sending = [name for name, when in due.items() if when <= now]
-            if sending:
-                self.traffic.again += 0 if first else len(sending)
-                first = False
-                reached = self._push(grid, sending, questions, contents, until - now, waiting)
-                for name in sending:
-                    due[name] = now + (self.resend if name in reached else 1.0)
-            for name, signed in self._pull(grid, waiting):
-                if name in questions and accept(name, signed) and name in due:
+                    raise ExchangeStopped(
+                        f"asked to stop while {', '.join(asked)} had not answered"
+                    )
+            self._send_due(grid, asked, until - now)
+            for name, signed in self._pull(grid, asked):
+                if name in questions and accept(name, signed) and name in asked:
                     found[name] = signed
-                    del due[name]
-            if due:
-                time.sleep(self.poll)
+                    del asked[name]
+            if asked:
+                self.sleep(self.poll)
+        self._pass_over(grid, asked)
+
+    def _awaited(self, asked: Mapping[str, Asked], found: Mapping[str, SignedMessage]) -> bool:
+        """Whether there is still somebody to wait for."""
+        if not asked:
+            return False
+        passing = all(one.question.header.get("kind") in _PASSING for one in asked.values())
+        yes = sum(answer.header.get("status") == "yes" for answer in found.values())
+        return not passing or yes < self.enough or not self.silent.issuperset(asked)
+
+    def _pass_over(self, grid: OpenRun, asked: Mapping[str, Asked]) -> None:
+        """Those who did not answer are not waited for again until they are heard. What they have
+        not begun to fetch is taken back: nobody wants it any more."""
+        self.silent |= set(asked)
+        self._gone |= set(asked) - self.reachable
+        stale = [i for i, name in self._waiting.items() if name in asked]
+        if stale:
+            grid.withdraw(stale)
+        for name in asked:
+            for identity in [i for i in stale if self._waiting[i] == name][:-_LATE]:
+                del self._waiting[identity]
+
+    def _send_due(self, grid: OpenRun, asked: Mapping[str, Asked], seconds: float) -> None:
+        """Send what is due and not confirmed."""
+        now = self.clock()
+        due = [name for name, one in asked.items() if one.due <= now]
+        sending = [name for name in due if self._is_wanted(grid, asked[name], now)]
+        if not sending:
+            return
+        self.traffic.again += sum(asked[name].identity is not None for name in sending)
+        reached = self._push(grid, sending, asked, seconds)
+        for name in sending:
+            if name in reached:
+                asked[name].postpone(now, self.deadline)
+            else:
+                asked[name].due = now + 1.0
+
+    def _is_wanted(self, grid: OpenRun, one: Asked, now: float) -> bool:
+        """Whether a copy of a question must be sent, now that it is due; else it is looked at
+        later."""
+        if one.identity is None or one.lost:
+            return True
+        if grid.is_coming(one.identity):
+            one.postpone(now, self.deadline)
+            return False
+        if not grid.is_confirmed(one.identity):
+            return True
+        one.lost = one.confirmed  # it was confirmed a wait ago, and no answer has come
+        one.confirmed = True
+        if not one.lost:
+            one.postpone(now, self.deadline)
+        return one.lost
 
     def _push(
-        self,
-        grid: OpenRun,
-        names: list[str],
-        questions: Mapping[str, SignedMessage],
-        contents: Mapping[str, object],
-        seconds: float,
-        waiting: dict[str, str],
+        self, grid: OpenRun, names: list[str], asked: Mapping[str, Asked], seconds: float
     ) -> set[str]:
         """Send; note under which id each answer will come. Returns who could be reached."""
         online = grid.nodes()
         keys = {member.name: member.node_key.strip() for member in self.members}
         self.reachable = frozenset(name for name, key in keys.items() if key in online)
-        names = [name for name in names if keys.get(name) in online]
-        messages = [
-            Message(
-                content=contents[name],
-                dst_node_id=online[keys[name]],
-                message_type="query",
-                ttl=max(10.0, seconds + 10.0),
+        back = self._gone & self.reachable
+        self.silent, self._gone = self.silent - back, self._gone - back
+        names = [name for name in names if name in self.reachable]
+        envelopes = [
+            Envelope(
+                online[keys[name]],
+                asked[name].content,
+                question_id(asked[name].question),
+                asked[name].lost,
+                2 * self.deadline + seconds + 10.0,
             )
             for name in names
         ]
-        ids = list(grid.grid.push_messages(messages)) if messages else []
+        ids = grid.send(envelopes) if envelopes else []
         reached = set()
         for name, identity in zip(names, ids, strict=True):
             if identity:
-                waiting[identity] = name
+                self._waiting[identity] = name
+                self.traffic.bytes_out += _size(asked[name].question, asked[name].identity is None)
+                asked[name].identity, asked[name].lost = identity, False
+                asked[name].confirmed = False
                 reached.add(name)
-                self.traffic.bytes_out += _size(questions[name])
         return reached
 
-    def _pull(self, grid: OpenRun, waiting: dict[str, str]) -> list[tuple[str, SignedMessage]]:
-        if not waiting:
+    def _pull(self, grid: OpenRun, asked: Mapping[str, Asked]) -> list[tuple[str, SignedMessage]]:
+        if not self._waiting:
             return []
         arrived = []
-        for identity, reply in grid.replies(list(waiting)):
-            name = waiting.pop(identity, None)
-            if name is None or reply is None or reply.has_error():
+        for identity, reply in grid.replies(list(self._waiting)):
+            name = self._waiting.pop(identity, None)
+            if name is None:
                 continue
+            if reply is None or reply.has_error():
+                self._note_lost(asked.get(name), identity)
+                continue
+            self.silent.discard(name)
+            self._gone.discard(name)
             signed = from_records(reply.content)
             self.traffic.bytes_in += _size(signed)
             arrived.append((name, signed))
         return arrived
+
+    def _note_lost(self, one: Asked | None, identity: str) -> None:
+        """Flower will bring no answer to this copy: another is due at once."""
+        if one is not None and one.identity == identity:
+            one.lost, one.due = True, min(one.due, self.clock() + 1.0)
 
     def close(self, completed: bool = True) -> None:
         """End the Flower run."""
@@ -434,6 +589,7 @@ def _refuse_for_good(error: BaseException) -> None:
         ) from error
 
 
-def _size(signed: SignedMessage) -> int:
-    vectors = sum(vector.nbytes for vector in signed.vectors.values())
+def _size(signed: SignedMessage, whole: bool = True) -> int:
+    """Bytes of a message; of a copy, whose vectors do not travel again, those of its header."""
+    vectors = sum(vector.nbytes for vector in signed.vectors.values()) if whole else 0
     return vectors + len(canonical(signed.header)) + len(signed.signature)

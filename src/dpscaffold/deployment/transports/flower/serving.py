@@ -107,7 +107,7 @@ def run_deployed(
         reachable=lambda: exchange.reachable,
         records=settings.deploy.records,
     )
-    exchange.stop = lambda: bool(deployment.stop)
+    exchange.stop, exchange.enough = lambda: bool(deployment.stop), settings.patience.quorum
     completed = False
     with stop_signals() as deployment.stop:
         try:

@@ -9,6 +9,8 @@ array, end to end, which Flower handles at about a fifth of the CPU of bytes.
 
 from __future__ import annotations
 
+import hashlib
+
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
@@ -22,6 +24,14 @@ from dpscaffold.deployment.protocol.messages import (
 #: Up to this many bytes ride in a record of plain values.
 SMALL = 1 << 20
 _PARTS = ("shared", "own")
+#: The type of a message that is to be answered again, also by a site that has answered it.
+AGAIN = "query.again"
+
+
+def question_id(signed: SignedMessage) -> str:
+    """What tells a node that a message is one which it has answered, before it fetches anything.
+    The signature covers the vectors, so two messages with one id are the same in every bit."""
+    return hashlib.sha256(canonical(signed.header) + signed.signature).hexdigest()
 
 
 def to_records(signed: SignedMessage) -> RecordDict:
