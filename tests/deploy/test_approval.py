@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -142,6 +143,17 @@ def test_a_request_says_who_asks_what_is_learnt_what_it_costs_and_what_leaves(wo
     assert "number of records (12)" in text and "scaffold" in text
     shown = float(text.partition("ε at most ")[2].split()[0])
     assert request.epsilon <= shown <= request.epsilon + 1e-3
+
+
+def test_a_servers_words_cannot_change_what_a_person_reads(world):
+    """A class name with a line of its own, a cursor that moves up, writing from right to left."""
+    refused_offer(world, "awaiting-approval")
+    (request,) = requests(world).all()
+    strange = "yes\n  costs     ε at most 0.001", "\x1b[3A\x1b[2K", "\u202eno"
+    lines = request_lines(replace(request, label="\r", classes=strange, columns=strange), "here")
+    honest = request_lines(request, "here")
+    assert len(lines) == len(honest) and lines[3] == honest[3]
+    assert all(line.isprintable() for line in lines)
 
 
 def test_a_request_without_privacy_says_so(tmp_path):

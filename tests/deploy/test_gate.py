@@ -124,6 +124,109 @@ def test_a_body_is_bounded_even_of_a_site(federation, monkeypatch):
     assert (endless.status, endless.read) == (413, 2)
 
 
+def test_no_part_of_a_large_model_is_longer_than_a_body(federation):
+    """Of 30 million parameters, both vectors: the parts and the head are within the limit."""
+    import numpy as np
+    from flwr.proto.fleet_pb2 import PushMessagesRequest
+    from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+
+    from dpscaffold.deployment.protocol.messages import SignedMessage
+    from dpscaffold.deployment.transports.flower.wire import to_records
+
+    part = np.arange(6_000_000, dtype="<f4")  # a tenth of it, to spare the memory
+    message = to_records(SignedMessage({}, {"params": part}))
+    parts = [len(one.deflate()) for one in get_all_nested_objects(message).values()]
+    assert sum(parts) > 24e6 and max(parts) + 1_000 < gate.LARGEST_BODY
+    tree = get_object_tree(message)
+    head = PushMessagesRequest(message_object_trees=[tree] * 10).ByteSize()
+    assert head < gate.LARGEST_BODY / 100
+
+
+def test_one_site_cannot_have_many_bodies_read_at_a_time(federation):
+    own, keys = signed(federation / "north" / "node.key"), LiveRoster(federation / "server")
+    plain = [(name.lower().encode(), value) for name, value in own.items()]
+    path = "/v1/fleet/push-object"
+    scope = {"type": "http", "path": path, "raw_path": path.encode(), "headers": plain}
+    statuses, reached = [], []
+
+    async def send(message):
+        if "status" in message:
+            statuses.append(message["status"])
+
+    async def app(scope, receive, send):
+        reached.append(await receive())
+
+    async def flood():
+        done = asyncio.Event()
+
+        async def receive():
+            await done.wait()
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        door = gate.FleetOnly(app, keys)
+        tasks = [
+            asyncio.create_task(door(scope, receive, send)) for _ in range(gate.MOST_BODIES + 5)
+        ]
+        await asyncio.sleep(0.05)
+        assert statuses == [429] * 5
+        done.set()
+        await asyncio.gather(*tasks)
+        await door(scope, receive, send)
+
+    asyncio.run(flood())
+    assert len(reached) == gate.MOST_BODIES + 1
+
+
+def test_of_two_headers_the_gate_and_flower_read_the_same():
+    from starlette.requests import Request
+
+    scope = {"type": "http", "headers": [(b"a", b"first"), (b"a", b"second")]}
+    assert gate.headers_of(scope)["a"].decode() == Request(scope).headers["a"] == "first"
+
+
+@pytest.fixture
+def door():
+    """A port behind the protocol of the public side, whose application reads nothing."""
+    import threading
+
+    import uvicorn
+
+    async def app(scope, receive, send):
+        await gate.refuse(send, 404)
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(app, lifespan="off", http=gate.Hurried, ws="none", log_level="error")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    yield listener.getsockname()[1]
+    server.should_exit = True
+    thread.join(10)
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [b"GET /", b"GET / HTTP/1.1\r\nx: ", b"GET / HTTP/1.1\r\n"],
+    ids=["url", "value", "many"],
+)
+def test_a_head_without_end_is_cut_off(door, begin):
+    """A parser would keep all of it in memory, of everybody who likes to send it."""
+    with socket.create_connection(("127.0.0.1", door), timeout=10) as one:
+        sent = 0
+        with pytest.raises(OSError):
+            one.sendall(begin)
+            while sent < 64 << 20:
+                one.sendall(b"x: y\r\n" * 1_000 if begin.endswith(b"\n") else b"x" * 6_000)
+                sent += 6_000
+        assert sent < 32 << 20  # what the kernel's buffers take, and not more
+
+
+def test_a_usual_head_gets_its_answer(door):
+    with socket.create_connection(("127.0.0.1", door), timeout=10) as one:
+        one.sendall(b"GET / HTTP/1.1\r\nhost: x\r\nlong: " + b"x" * 30_000 + b"\r\n\r\n")
+        assert one.recv(100).startswith(b"HTTP/1.1 404")
+
+
 def test_a_body_that_never_ends_is_given_up():
     async def nothing():
         await asyncio.sleep(60)

@@ -223,3 +223,31 @@ def test_a_site_refuses_an_address_that_others_reach(site):
     with refuses("not-loopback: --observe"):
         raise said("site", "start", site, "--observe", "0.0.0.0:9464").exception
     assert not (site.parent / "state").exists()
+
+
+def test_a_strangers_name_for_this_machine_is_refused():
+    """A web page elsewhere may have a name that leads to 127.0.0.1 (DNS rebinding)."""
+    address = free_address()
+    server = serve_pages("--page", address, {"/": (TEXT, lambda: "status")})
+    start(server)
+    try:
+        for host, status in ((address, 200), ("localhost", 200), ("evil.example:80", 403)):
+            request = urllib.request.Request(f"http://{address}/", headers={"Host": host})
+            try:
+                with urllib.request.urlopen(request, timeout=10) as answer:
+                    found = answer.status
+            except urllib.error.HTTPError as error:
+                found = error.code
+            assert found == status, host
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_numbers_that_are_not_finite_are_still_metrics():
+    from dpscaffold.deployment.observe.metrics import Series
+
+    values = tuple(({}, value) for value in (float("nan"), float("inf"), float("-inf")))
+    assert [line.split()[-1] for line in Series("x", "gauge", "X.", values).lines()[2:]] == [
+        "NaN", "+Inf", "-Inf",
+    ]  # fmt: skip

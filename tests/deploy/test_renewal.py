@@ -208,3 +208,22 @@ def test_a_running_server_asks_a_removed_site_nothing_more(tmp_path):
     admitted.add("north")
     world.round()
     assert world.count("north") == 2
+
+
+def test_the_upload_of_a_site_that_is_removed_within_the_round_is_not_used(tmp_path):
+    """It is counted all the same: it has left."""
+    privacy = Gaussian(clip=0.7, noise=20.0, secret=True)
+    world = World(tmp_path, "scaffold", privacy=privacy, rounds=4, user_ratio=1.0)
+    admitted = set(world.names)
+    world.post.admitted = lambda: admitted
+    world.enrol()
+    honest = world.exchange.sites["north"]
+
+    def removed_meanwhile(message):
+        admitted.discard("north")
+        return honest(message)
+
+    world.exchange.sites["north"] = removed_meanwhile
+    done = world.round()
+    assert world.names.index("north") not in done.gathered.arrived
+    assert world.post.seen["north"] == world.count("north") == 1

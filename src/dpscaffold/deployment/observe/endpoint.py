@@ -55,7 +55,11 @@ def _handler(pages: Mapping[str, Page]) -> type[BaseHTTPRequestHandler]:
         server_version, sys_version = "dpscaffold", ""
 
         def do_GET(self) -> None:
-            """One page, or a code without words."""
+            """One page, or a code without words. A name that leads here but is not this machine's
+            is refused: a web page of a stranger may use one to read the status in a browser."""
+            if not self._is_for_here():
+                self._answer(403, TEXT, "")
+                return
             kind, make = pages.get(self.path.partition("?")[0], (TEXT, None))
             if make is None:
                 self._answer(404, TEXT, "")
@@ -66,6 +70,10 @@ def _handler(pages: Mapping[str, Page]) -> type[BaseHTTPRequestHandler]:
                 self._answer(503, TEXT, "not available\n")
                 return
             self._answer(200, kind, text)
+
+        def _is_for_here(self) -> bool:
+            said = self.headers.get("Host") or ""
+            return is_loopback((said.rpartition(":")[0] or said).strip("[]"))
 
         def _answer(self, status: int, kind: str, text: str) -> None:
             content = text.encode()

@@ -40,8 +40,8 @@ def _labels(labels: Mapping[str, str]) -> str:
 
 
 def _number(value: float) -> str:
-    if math.isinf(value):
-        return "+Inf"
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
     return str(int(value)) if value == int(value) else repr(float(value))
 
 

@@ -185,11 +185,11 @@ class SignedExchange:
         no: dict[str, str] = dict.fromkeys(questions, "no-answer")
         for name, answer in self.exchange.ask(self._asked(questions), accept).items():
             header = answer.header
-            if header.get("status") == "yes":
+            if header.get("status") == "yes" and self._is_admitted(name):
                 yes[name] = answer
                 del no[name]
                 self._confirm_heads(name, questions[name])
-            else:
+            elif header.get("status") != "yes":
                 reason = header.get("reason")
                 no[name] = str(reason) if reason in REASONS else "site-error"
             self._note_head(name, answer)
@@ -203,10 +203,11 @@ class SignedExchange:
 
     def _asked(self, questions: Mapping[str, SignedMessage]) -> Mapping[str, SignedMessage]:
         """The questions to sites that are still admitted."""
-        if self.admitted is None:
-            return questions
-        admitted = self.admitted()
-        return {name: asked for name, asked in questions.items() if name in admitted}
+        return {name: asked for name, asked in questions.items() if self._is_admitted(name)}
+
+    def _is_admitted(self, name: str) -> bool:
+        """Whether a site was not removed; also asked of one that answers."""
+        return self.admitted is None or name in self.admitted()
 
     def _confirm_heads(self, name: str, asked: SignedMessage) -> None:
         """The site's ledger contains the heads that it was asked with; later ones stay."""

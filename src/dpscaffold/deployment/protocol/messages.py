@@ -90,7 +90,7 @@ REASONS = {
 }
 
 #: No header is longer, whoever sends it: an offer with a large schema has some kilobytes.
-_LONGEST_HEADER = 1 << 22
+LONGEST_HEADER = 1 << 22
 _MOST_VECTORS = 64
 _MAGIC = b"dpscaffold letter 1\n"
 
@@ -262,7 +262,7 @@ def _raw(vector: np.ndarray) -> memoryview:
 
 def read_header(raw: bytes) -> dict[str, Json] | None:
     """The header in these bytes, or None where they are not one in canonical form."""
-    if not isinstance(raw, bytes) or len(raw) > _LONGEST_HEADER:
+    if not isinstance(raw, bytes) or len(raw) > LONGEST_HEADER:
         return None
     try:
         header = json.loads(raw)

@@ -28,6 +28,8 @@ from dpscaffold.setting import Setting
 FALSE_ALARM = 1e-9
 #: For the rounding of float32 sums.
 _SLACK = 1.001
+#: A round may be asked again, with noise that is drawn again: at most so often in the mean.
+_ASKED = 16
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ def _reach(
     steps, size, spread = (
         float(torch.as_tensor(v)) for v in (known.steps, known.step_size, known.spread)
     )
-    chances = plan.rounds * setting.cohort_size * (steps + 2)
+    chances = _ASKED * plan.rounds * setting.cohort_size * (steps + 2)
     t = math.log(chances / FALSE_ALARM)
     noise = spread * (math.sqrt(broadcast.params.numel()) + math.sqrt(2 * t))
     clipped = float(privacy.clip) * _crowd(setting, user, t)

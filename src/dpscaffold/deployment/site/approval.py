@@ -271,10 +271,21 @@ def request_lines(request: RunRequest, server: str) -> list[str]:
     ]
 
 
+def _plain(text: str) -> str:
+    """A server's word as a terminal may show it: nothing in it can move the cursor, begin a line or
+    turn the direction of writing, and so change what a person reads.
+
+    >>> _plain("age\\n  costs     nothing")
+    'age\\\\n  costs     nothing'
+    """
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
 def _learnt(request: RunRequest) -> str:
-    target = f"'{request.label}'" if request.label else "the label"
-    kinds = f" ({', '.join(request.classes)})" if request.classes else ""
-    source = f"from {', '.join(request.columns)}" if request.columns else "from all features"
+    target = f"'{_plain(request.label)}'" if request.label else "the label"
+    kinds = f" ({', '.join(map(_plain, request.classes))})" if request.classes else ""
+    columns = ", ".join(map(_plain, request.columns))
+    source = f"from {columns}" if request.columns else "from all features"
     method = f"{request.task}, {request.algorithm}, {request.rounds} rounds of "
     return f"{target}{kinds} {source}: {method}{request.local_steps} local steps"
 
@@ -300,7 +311,8 @@ def _leaving(request: RunRequest) -> str:
     noise = "computed with noise" if request.epsilon is not None else "WITHOUT SECRET NOISE"
     hidden = ""
     if request.members:
-        hidden = f", masked: the server sees only sums over {', '.join(request.members)}"
+        names = ", ".join(map(_plain, request.members))
+        hidden = f", masked: the server sees only sums over {names}"
     size = "not the number of records"
     if request.records is not None:
         size = f"the {'declared ' if request.declared else ''}number of records ({request.records})"

@@ -11,30 +11,40 @@ import asyncio
 import functools
 import hashlib
 import hmac
+import ipaddress
 import resource
 import socket
 import time
 from base64 import b64decode
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from flwr.common.constant import TIMESTAMP_HEADER
+from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE, TIMESTAMP_HEADER
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
 from flwr.supercore.interceptors.http.utils import add_headers
 from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
 from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from dpscaffold.deployment.protocol.messages import LONGEST_HEADER
 from dpscaffold.deployment.transports.flower.revoking import LiveRoster
+from dpscaffold.deployment.transports.flower.wire import SMALL
 
 _Scope = MutableMapping[str, Any]
 _Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 _Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 _App = Callable[[_Scope, _Receive, _Send], Awaitable[None]]
 
-#: No request of a site is longer, however large the model: Flower sends arrays in parts of 5 MB.
-LARGEST_BODY = 16 << 20
+#: No request of a site is longer, however large the model and the roster: Flower cuts arrays into
+#: parts, smaller vectors and headers are one object each, and a message's head names its parts, of
+#: which a megabyte has room for 15,000 (75 GB).
+LARGEST_BODY = max(FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE, SMALL, LONGEST_HEADER) + (1 << 20)
+#: Bodies that the gate reads for one site at a time; a node sends two parts at a time.
+MOST_BODIES = 8
+#: The longest head of a request.
+LARGEST_HEAD = 64 << 10
 #: Seconds for a request's headers, and for its body; slower ones are closed.
 HEAD_SECONDS, BODY_SECONDS = 10.0, 120.0
 #: The header with which the operator's own processes call the control paths.
@@ -85,6 +95,7 @@ class FleetOnly:
 
     def __init__(self, app: _App, sites: LiveRoster) -> None:
         self.app, self.sites = app, sites
+        self._reading: Counter[bytes] = Counter()
 
     async def __call__(self, scope: _Scope, receive: _Receive, send: _Send) -> None:
         """One request."""
@@ -97,11 +108,22 @@ class FleetOnly:
         elif not self._is_signed(headers_of(scope)):
             await refuse(send, 401)
         else:
-            body = await body_of(scope, receive)
+            body = await self._body_of(scope, receive)
             if isinstance(body, int):
                 await refuse(send, body)
             else:
                 await self.app(scope, _replayed(body, receive), send)
+
+    async def _body_of(self, scope: _Scope, receive: _Receive) -> bytes | int:
+        """A body, or a status; 429 where a site sends too many at a time."""
+        key = headers_of(scope)[FLEET_HTTP_PUBLIC_KEY_HEADER.lower()]
+        if self._reading[key] >= MOST_BODIES:
+            return 429
+        self._reading[key] += 1
+        try:
+            return await body_of(scope, receive)
+        finally:
+            self._reading[key] -= 1
 
     @staticmethod
     def _is_fleet(scope: _Scope) -> bool:
@@ -125,8 +147,8 @@ class FleetOnly:
 
 
 def headers_of(scope: _Scope) -> dict[str, bytes]:
-    """A request's headers, names in small letters."""
-    return {name.decode("latin-1"): value for name, value in scope["headers"]}
+    """A request's headers, names in small letters; of several the first, as Flower reads them."""
+    return {name.decode("latin-1"): value for name, value in reversed(scope["headers"])}
 
 
 async def refuse(send: _Send, status: int) -> None:
@@ -142,6 +164,7 @@ async def body_of(scope: _Scope, receive: _Receive, seconds: float = BODY_SECOND
     if not declared.isdigit() or int(declared) > LARGEST_BODY:
         return 413
     parts: list[bytes] = []
+    length = 0
     try:
         async with asyncio.timeout(seconds):
             while True:
@@ -149,7 +172,8 @@ async def body_of(scope: _Scope, receive: _Receive, seconds: float = BODY_SECOND
                 if message["type"] != "http.request":
                     return 400
                 parts.append(message.get("body", b""))
-                if sum(map(len, parts)) > LARGEST_BODY:
+                length += len(parts[-1])
+                if length > LARGEST_BODY:
                     return 413
                 if not message.get("more_body", False):
                     return b"".join(parts)
@@ -168,7 +192,10 @@ def _replayed(body: bytes, receive: _Receive) -> _Receive:
 
 
 class Hurried(HttpToolsProtocol):
-    """Closes a connection whose first request is not there in time."""
+    """Closes a connection whose first request is not there in time, or has an endless head: the
+    parser keeps a head in memory until it is whole."""
+
+    _head = 0
 
     def connection_made(self, transport: Any) -> None:
         """A client has connected."""
@@ -179,6 +206,15 @@ class Hurried(HttpToolsProtocol):
         """The client is gone."""
         self._head_due.cancel()
         super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes of a head, which are counted, or of a body, which waits until it is asked for."""
+        self._head += len(data)
+        super().data_received(data)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._head = 0
+        elif self._head > LARGEST_HEAD:
+            self.transport.abort()
 
     def _close_if_silent(self) -> None:
         if self.cycle is None:
@@ -230,6 +266,21 @@ class ConnectionLimits:
             del self.open[address]
 
 
+def network_of(address: str) -> str:
+    """What is counted as one address: an IPv4 address, or the first 64 bits of an IPv6 one, since a
+    single host has all the rest.
+
+    >>> network_of("192.0.2.7"), network_of("2001:db8:1:2:3::4"), network_of("::ffff:192.0.2.7")
+    ('192.0.2.7', '2001:db8:1:2::', '192.0.2.7')
+    """
+    found = ipaddress.ip_address(address.partition("%")[0])
+    if found.version == 4:
+        return str(found)
+    if found.ipv4_mapped is not None:
+        return str(found.ipv4_mapped)
+    return str(ipaddress.IPv6Address(int(found) >> 64 << 64))
+
+
 class _Counted(socket.socket):
     """A connection that is counted until it is closed."""
 
@@ -262,7 +313,7 @@ class GuardedSocket(socket.socket):
         """The next connection within the limits."""
         while True:
             connection, peer = super().accept()
-            address = str(peer[0])
+            address = network_of(str(peer[0]))
             if self.limits.admit(address):
                 counted = _Counted(
                     connection.family, connection.type, connection.proto, connection.detach()

@@ -114,7 +114,7 @@ def serve_link(listeners: Listeners, ready: Callable[[], None] = lambda: None) -
     inner = uvicorn.Server(uvicorn.Config(within, host=host, port=port, **common))
     sites = LiveRoster(listeners.folder)
     gate: Any = FleetOnly(app, sites)
-    outer = uvicorn.Server(uvicorn.Config(gate, lifespan="off", http=Hurried, **common))
+    outer = uvicorn.Server(uvicorn.Config(gate, lifespan="off", http=Hurried, ws="none", **common))
     public = GuardedSocket.listening(*listeners.public, ConnectionLimits.of(len(sites.members())))
     asyncio.run(_both(inner, outer, public, ready))
 

@@ -80,6 +80,9 @@ FIRST_RETRY, LAST_RETRY = 0.5, 5.0
 #: Seconds that a message's objects are waited for, at first and at most: a server that was killed
 #: while it sent them never will, and the next one's messages stand behind that message.
 FIRST_PATIENCE, LAST_PATIENCE = 2.0, 60.0
+#: Parts of a message that are on their way at a time: more would share a slow link, and each has to
+#: be there within the gate's time limit.
+PARTS = 2
 
 
 class Refusal(RuntimeError):
@@ -241,6 +244,7 @@ class Fleet:
             contents = pull_objects(
                 [part.object_id for part in iterate_object_tree(asked.tree)],
                 while_they_come,
+                max_concurrent_pulls=PARTS,
                 max_time=None,
                 max_tries_per_object=None,
                 initial_backoff=0.05,
@@ -281,6 +285,7 @@ class Fleet:
                 get_all_nested_objects(reply),
                 push,
                 object_ids_to_push=set(answer.objects_to_push),
+                max_concurrent_pushes=PARTS,
             )
 
     def drop(self) -> None:

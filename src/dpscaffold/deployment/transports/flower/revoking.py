@@ -33,7 +33,8 @@ class LiveRoster:
     def _read_stamp(self) -> object:
         try:
             found = sorted((self._folder / "roster").iterdir())
-            return [(path.name, path.stat().st_mtime_ns, path.stat().st_size) for path in found]
+            stats = [(path.name, path.stat()) for path in found]
+            return [(name, s.st_ino, s.st_ctime_ns, s.st_mtime_ns, s.st_size) for name, s in stats]
         except OSError:
             return None
 

@@ -457,6 +457,7 @@ class FlowerExchange:
                 if name in questions and accept(name, signed) and name in asked:
                     found[name] = signed
                     del asked[name]
+                    self._take_back(grid, [name])
             if asked:
                 self.sleep(self.poll)
         self._pass_over(grid, asked)
@@ -474,11 +475,14 @@ class FlowerExchange:
         not begun to fetch is taken back: nobody wants it any more."""
         self.silent |= set(asked)
         self._gone |= set(asked) - self.reachable
-        stale = [i for i, name in self._waiting.items() if name in asked]
-        if stale:
+        self._take_back(grid, asked)
+
+    def _take_back(self, grid: OpenRun, names: Iterable[str]) -> None:
+        """Withdraw every copy that was sent to these sites; late answers are listened for."""
+        for name in names:
+            stale = [identity for identity, to in self._waiting.items() if to == name]
             grid.withdraw(stale)
-        for name in asked:
-            for identity in [i for i in stale if self._waiting[i] == name][:-_LATE]:
+            for identity in stale[:-_LATE]:
                 del self._waiting[identity]
 
     def _send_due(self, grid: OpenRun, asked: Mapping[str, Asked], seconds: float) -> None:
