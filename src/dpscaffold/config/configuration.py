@@ -92,6 +92,7 @@ class Configuration(ConfigTable):
             sizes=sizes,
             **shares(sizes, plan.user_ratio, plan.data_ratio),
             weighting=plan.weighting,
+            aggregation=plan.aggregation,
             declared=self.data.declared_sizes is not None,
             delta=limits.delta,
             max_participations=limits.max_participations,

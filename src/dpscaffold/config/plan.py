@@ -41,6 +41,11 @@ class PlanSettings(ConfigTable):
     weighting: Literal["uniform", "records", "noise"] = Plan.weighting
     """How participants are averaged: all equally, by their numbers of records, or by their noise:
     1/(v + τ²), where v is the variance of a user's noise. Example: ``"records"``"""
+    aggregation: Literal["mean", "clipped"] = Plan.aggregation
+    """What the server makes of the users' updates: their mean, or, with 'clipped', the mean after
+    those longer than the median of their round were scaled down to it, so that no single user can
+    move the model far. It costs no privacy, but rules out bounds that need a plain sum. Example:
+    ``"clipped"``"""
     warm_rounds: int | None = None
     """The number of rounds that only set control variates (scaffold-warm); by default round(4/l).
     Value: an integer, 0 or more. Example: ``5``"""

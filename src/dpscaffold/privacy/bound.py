@@ -66,6 +66,7 @@ KNOWN: Mapping[str, tuple[str, ...]] = {
     "sampling": ("fixed", "poisson"),
     "weighting": ("uniform", "records", "noise"),
     "query": ("gradients", "sums"),
+    "aggregation": ("mean", "clipped"),
 }
 #: The fields of a description that the bounds take into account.
 ACCOUNTED = frozenset(
@@ -73,7 +74,7 @@ ACCOUNTED = frozenset(
         *("rounds", "local_steps", "users", "cohort_size", "groups", "membership", "noise"),
         *("clip", "sampling", "unit", "memory", "weighting", "delta", "max_participations"),
         *("may_decline", "hidden_draw", "declared_sizes", "one_sum", "query"),
-        *("secure", "voids", "protects"),
+        *("secure", "voids", "protects", "aggregation"),
     )
 )
 

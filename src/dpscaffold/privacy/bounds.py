@@ -293,7 +293,7 @@ PAPER_THIRD_PARTY = Bound(
         "as a guarantee."
     ),
     proved_for=(("record", "fixed"),),
-    condition=laws.without_voids,
+    condition=laws.published_condition,
     value=laws.published,
 )
 

@@ -9,6 +9,7 @@ from typing import Literal
 from dpscaffold.privacy.errors import PrivacyError
 from dpscaffold.privacy.mechanism import (
     RELATIONS,
+    Aggregation,
     Clip,
     Group,
     Mechanism,
@@ -53,6 +54,7 @@ def describe(
     voids: int = 0,
     louder: Sequence[float] | None = None,
     weights: Sequence[float] | None = None,
+    aggregation: Aggregation = "mean",
 ) -> Mechanism:
     """A :class:`Mechanism` from plain numbers. What is not said counts as the worse case.
 
@@ -82,6 +84,8 @@ def describe(
         voids: How many attempts at a round may end without a result.
         louder: σ_i over ``noise`` for each user, where users differ; the smallest is 1.
         weights: Each user's weight in the mean, public numbers; only with ``weighting="noise"``.
+        aggregation: What the server makes of uploads: their ``"mean"``, or that of ``"clipped"``
+            ones.
 
     >>> run = describe(rounds=400, local_steps=50, users=100, cohort_size=20,
     ...                records=4000, batch_sizes=800, noise=60)
@@ -146,6 +150,7 @@ def describe(
         query=query,
         secure=secure,
         voids=voids,
+        aggregation=aggregation,
     )
     check(run)
     return run

@@ -197,6 +197,11 @@ def _one_step_condition(run: Mechanism) -> str | None:
             f"local_steps={run.local_steps}: a user's second gradient is taken at a point that "
             f"contains its own first noise; it holds for 1 local step"
         )
+    if run.aggregation != "mean":
+        return (
+            f"aggregation={run.aggregation!r}: the server scales large uploads down, so that a "
+            f"round is not one sum of Gaussian queries; give aggregation='mean'"
+        )
     if not run.one_sum:
         return (
             "uploads are not known to be one vector each that is linear in the noised gradient; "
@@ -288,7 +293,7 @@ def secure_condition(run: Mechanism) -> str | None:
 def user_sampling_laws(run: Mechanism, rounds: int) -> Laws:
     """T rounds in which the protected user is itself what is sampled."""
     noise = run.noise / math.sqrt(run.local_steps)
-    if run.local_steps == 1 and run.one_sum:
+    if _one_step_condition(run) is None:
         noise *= math.sqrt(run.cohort_size)  # only the sum of the m noises is seen
     return tuple(law.power(rounds) for law in step_losses(run.user_ratio, noise, "fixed"))
 
@@ -325,6 +330,13 @@ def always(run: Mechanism) -> str | None:
 def without_voids(run: Mechanism) -> str | None:
     """It counts rounds, and no attempts that ended without a result."""
     return f"it does not count the {run.voids} void attempts" if run.voids else None
+
+
+def published_condition(run: Mechanism) -> str | None:
+    """It takes for granted that the noise of all users is averaged."""
+    if run.aggregation != "mean":
+        return f"aggregation={run.aggregation!r} is not the mean that the published formula is for"
+    return without_voids(run)
 
 
 def needs_ledger(run: Mechanism) -> str | None:

@@ -17,6 +17,7 @@ from dpscaffold.privacy.errors import PrivacyError, bad_delta
 Sampling = Literal["fixed", "poisson"]
 Unit = Literal["record", "user"]
 Weighting = Literal["uniform", "records", "noise"]
+Aggregation = Literal["mean", "clipped"]
 #: What is summed over a batch: clipped gradients, or vectors of which any two are at most 2C apart
 #: (bounded sums, docs/privacy-proofs.md, Bounded sums).
 Query = Literal["gradients", "sums"]
@@ -111,7 +112,10 @@ class Mechanism(GaussianMechanism):
     bound was proved: with any of them there is no guarantee. ``query`` says what is summed; a bound
     lists the queries that it is proved for. ``secure`` says that the server sees only sums of
     uploads, and ``voids`` how many attempts at a round may end without a result: each counts as a
-    further participation. With a user as unit the groups say nothing of R_i.
+    further participation. ``aggregation`` says what the server makes of a round's uploads: their
+    mean, or a mean of what is left of them after large ones were scaled down, which is
+    post-processing of uploads but no sum of them. With a user as unit the groups say nothing of
+    R_i.
 
     ``noise`` is the smallest σ_i. Whoever ignores :attr:`Group.louder` states too large an ε, never
     too small a one. ``protects`` asks about the records of these groups alone, by their places;
@@ -137,6 +141,7 @@ class Mechanism(GaussianMechanism):
     secure: SecureTerms | None = None
     voids: int = 0
     protects: tuple[int, ...] = ()
+    aggregation: Aggregation = "mean"
 
     @property
     def unequal(self) -> bool:
@@ -214,12 +219,14 @@ class Mechanism(GaussianMechanism):
         return self.groups[self.membership[user]] if self.membership else self.groups[0]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values; :meth:`from_dict` reads them back. What belongs to secure sums, or to
-        noise that differs between users, is left out of other runs."""
+        """Plain JSON values; :meth:`from_dict` reads them back. What belongs to secure sums, to
+        noise that differs between users, or to another mean is left out of other runs."""
         values = asdict(self)
         for name in ("secure", "voids", "protects"):
             if not values[name]:
                 del values[name]
+        if self.aggregation == "mean":
+            del values["aggregation"]
         for group in values["groups"]:
             for name in ("louder", "weight"):
                 if group[name] == 1.0:
@@ -304,6 +311,7 @@ def check(run: Mechanism) -> None:
         ("unit", run.unit, ("record", "user")),
         ("weighting", run.weighting, ("uniform", "records", "noise")),
         ("query", run.query, ("gradients", "sums")),
+        ("aggregation", run.aggregation, ("mean", "clipped")),
     ):
         if value not in allowed:
             raise PrivacyError(

@@ -232,6 +232,13 @@ def _of_uploads(run: Mechanism) -> list[str]:
     return [SIMULATED_SUMS] if run.may_decline is None else []
 
 
+#: What a clipped mean is, and why it costs nothing.
+CLIPPED = (
+    "moves longer than the median of their round are scaled down to it before they are averaged; "
+    "this is computed from uploads alone, so by post-processing it costs no epsilon"
+)
+
+
 def _mechanism(run: Mechanism) -> MechanismSummary:
     """What is released, in words and numbers."""
     # Of a whole user not even the size may be revealed, and no rate plays a part.
@@ -260,6 +267,7 @@ def _mechanism(run: Mechanism) -> MechanismSummary:
         max_participations=run.max_participations,
         may_decline=run.declines,
         secure=secure,
+        aggregation=None if run.aggregation == "mean" else CLIPPED,
     )
 
 

@@ -181,6 +181,7 @@ class MechanismSummary(JsonRecord):
     - ``max_participations``: after that many a user declines; null without a cap.
     - ``may_decline``: when a drawn user may decline; null where none may.
     - ``secure``: secure sums, where the server sees sums only.
+    - ``aggregation``: what the server makes of the uploads, where it is not their mean.
     """
 
     unit: str
@@ -201,6 +202,7 @@ class MechanismSummary(JsonRecord):
     max_participations: int | None = None
     may_decline: str | None = None
     secure: SecureSummary | None = optional()
+    aggregation: str | None = optional()
 
     def noises(self) -> str:
         """σ_g, or from the smallest to the largest σ_i."""

@@ -13,6 +13,7 @@ from dpscaffold.privacy.describe import Delta, choose_relation, describe
 from dpscaffold.privacy.mechanism import (
     LEAST_NOISE,
     MOST_NOISE,
+    Aggregation,
     GaussianMechanism,
     Mechanism,
     Relation,
@@ -199,6 +200,7 @@ class Gaussian(GaussianMechanism):
         cohort_size: int,
         batch_sizes: Sequence[int],
         weighting: Weighting,
+        aggregation: Aggregation,
         declared: bool,
         delta: Delta | None,
         max_participations: int | None = None,
@@ -216,6 +218,7 @@ class Gaussian(GaussianMechanism):
             cohort_size: m.
             batch_sizes: b_i of every user.
             weighting: How uploads are weighted in the mean.
+            aggregation: What the server makes of the uploads of a round.
             declared: Whether R_i are constants that were declared without looking at the data.
             delta: δ, or None for the default.
             max_participations: The most rounds that any user takes part in.
@@ -239,6 +242,7 @@ class Gaussian(GaussianMechanism):
             sampling=self.sampling,
             unit=self.unit,
             weighting=weighting,
+            aggregation=aggregation,
             delta=delta,
             max_participations=max_participations,
             may_decline=may_decline,

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Weighting = Literal["uniform", "records", "noise"]
+Aggregation = Literal["mean", "clipped"]
 Averaging = Literal["none", "uniform", "tail"]
 Schedule = Literal["constant", "linear", "cosine", "inverse-sqrt"]
 
@@ -30,6 +31,7 @@ ONE_ROUND: Mapping[str, int | float | str | None] = {
     "server_rate": 1.0,
     "regularisation": 0.0,
     "weighting": "records",
+    "aggregation": "mean",
     "averaging": "none",
     "schedule": "constant",
     "max_rounds": None,
@@ -51,6 +53,8 @@ class Plan:
         regularisation: λ of the ℓ2 term λy of every step, outside clipping and noise.
         weighting: The mean over participants: ``"uniform"``, by ``"records"``, or by ``"noise"``:
             1/(v_i + τ²), v_i being the variance of the user's noise.
+        aggregation: What the server makes of the moves of a round: their ``"mean"``, or the mean of
+            ``"clipped"`` ones, of which none is longer than the median of the round.
         warm_rounds: Rounds that only set control variates; None means round(4/l) if the algorithm
             starts warm.
         averaging: The output: x^T (``"none"``), the mean of all x^t (``"uniform"``), or of the last
@@ -92,6 +96,7 @@ class Plan:
     schedule: Schedule = "constant"
     steps_by_user: tuple[int, ...] | None = None
     heterogeneity: float | None = None
+    aggregation: Aggregation = "mean"
 
     @classmethod
     def one_round(cls, seed: int | None = None) -> Plan:
@@ -119,6 +124,7 @@ class Plan:
             )
         choice("plan.weighting", self.weighting, ("uniform", "records", "noise"))
         self._check_heterogeneity()
+        choice("plan.aggregation", self.aggregation, ("mean", "clipped"))
         choice("plan.averaging", self.averaging, ("none", "uniform", "tail"))
         choice("plan.schedule", self.schedule, ("constant", "linear", "cosine", "inverse-sqrt"))
         if self.steps_by_user is not None:

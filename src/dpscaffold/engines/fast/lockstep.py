@@ -415,11 +415,12 @@ def _alike(settings: Sequence[Setting], federations: Sequence[Federation]) -> bo
 
 
 def _even(setting: Setting) -> bool:
-    """Whether all rounds, and all users, have the same numbers."""
+    """Whether all rounds, and all users, have the same numbers, and updates are just averaged."""
     plan, privacy = setting.plan, setting.privacy
     if privacy is not None and privacy.noise_by_user is not None:
         return False
-    return plan.schedule == "constant" and plan.steps_by_user is None and plan.weighting != "noise"
+    plain_mean = plan.weighting != "noise" and plan.aggregation == "mean"
+    return plan.schedule == "constant" and plan.steps_by_user is None and plain_mean
 
 
 def _free(device: torch.device) -> float:
