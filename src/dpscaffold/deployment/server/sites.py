@@ -213,7 +213,7 @@ class Sites:
         """The two laws, in the order of users, and the mirror of what each has added."""
         answered = {name: user for name, user in names.items() if name in uploads}
         before = {name: self.memories.recall([user]) for name, user in answered.items()}
-        read = {name: _read(uploads[name], before[name]) for name in answered}
+        read = {name: read_upload(uploads[name], before[name]) for name in answered}
         for name, (_, after) in read.items():
             self.memories.keep([answered[name]], after)
             self._applied[name] = str(uploads[name].header["upload"])
@@ -283,7 +283,7 @@ class Sites:
             self.memories.restore(saved["mirror"])
 
 
-def _read(message: SignedMessage, before: Slots) -> tuple[Upload, Slots]:
+def read_upload(message: SignedMessage, before: Slots) -> tuple[Upload, Slots]:
     """A message's upload as a stack of one, and the site's slots once it is applied: what it kept
     where it says so, else what was known and the total."""
     stacked = {name: torch.from_numpy(v.copy())[None] for name, v in message.vectors.items()}
