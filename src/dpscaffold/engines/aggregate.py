@@ -56,6 +56,11 @@ class Aggregate:
         self.arrived += users
         self.drifts.append(uploads.params.norm(dim=1).max())
 
+    def set(self, users: Sequence[int], sums: Upload, drift: Tensor) -> None:
+        """The uploads of all users, added up elsewhere, (P,), and the largest norm of Δy."""
+        self.mean, self.totals = sums.params, dict(sums.totals)
+        self.arrived, self.drifts = list(users), [drift]
+
     def gathered(self) -> RoundUploads:
         """The mean, once all that will come has come."""
         totals = {name: value / self.users for name, value in self.totals.items()}

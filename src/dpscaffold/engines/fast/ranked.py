@@ -2,13 +2,14 @@
 
 Each rank computes the participations of its own users (:mod:`~dpscaffold.federation.share`). What
 comes of a row does not depend on the rows next to it, as long as all rows of a chunk are padded to
-one width. Rank 0 gathers the uploads of a chunk in the order of the cohort and adds them as a
-single process does. Secure sums are integers, which each rank adds up before it sends them.
+one width. Running sums then go from rank to rank in the order of the cohort
+(:mod:`~dpscaffold.engines.fast.ordered`). Secure sums are integers, which are reduced in any order;
+so are the sums of GPUs, which have no fixed order themselves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,7 +18,20 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from dpscaffold.algorithms import Algorithm, Broadcast, Slots, Upload
-from dpscaffold.engines.aggregate import new_aggregate
+from dpscaffold.engines.aggregate import (
+    Aggregate,
+    SecureAggregate,
+    mean_weights,
+    new_aggregate,
+    weighted_sum,
+)
+from dpscaffold.engines.fast.ordered import (
+    Chunks,
+    OrderedSums,
+    keeps_order,
+    narrow_sum,
+    passed_columns,
+)
 from dpscaffold.engines.fast.worker import CPU_RESIDENT_BYTES, Worker
 from dpscaffold.engines.hardware import Hardware
 from dpscaffold.engines.memories import Memories
@@ -27,7 +41,7 @@ from dpscaffold.engines.ranks import Handlers, Ranks, SharedMemories
 from dpscaffold.engines.simulator import Simulator
 from dpscaffold.engines.state import Draw, RoundUploads
 from dpscaffold.engines.store import Store
-from dpscaffold.federation.share import UserShare
+from dpscaffold.federation.share import UserShare, user_ranges
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.setting import Setting
 
@@ -131,6 +145,7 @@ class RankedSimulator(Simulator):
         self.all_memories = [self.memories]
         self._columns: dict[Algorithm, Described] = {}
         self._anywhere: dict[tuple[Algorithm, int], bool] = {}
+        self._keeps_order = not any(ranks.most([not keeps_order(torch.get_num_threads())]))
         store = self.workers[0].store
         if store.resident:
             store.tame = not any(ranks.most([not store.tame]))
@@ -158,6 +173,7 @@ class RankedSimulator(Simulator):
     def gather(self, phase: Algorithm, broadcast: Broadcast, draw: Draw) -> RoundUploads:
         """One round of all users, at rank 0."""
         users = np.ascontiguousarray(draw.active, dtype=np.int64)
+        weights = mean_weights(self.settings[0], draw)
         sent = {"params": broadcast.params, **broadcast.shared}
         self.ranks.ask(
             "gather",
@@ -166,19 +182,19 @@ class RankedSimulator(Simulator):
             chunk=self.chunk,
             tensors=_described(sent),
         )
-        self.ranks.broadcast(torch.from_numpy(users))
+        self.ranks.broadcast(torch.from_numpy(np.stack([users, weights])))
         for value in sent.values():
             self.ranks.broadcast(value.contiguous())
         total = new_aggregate(self.settings[0], draw, broadcast, phase)
-        for members, upload in self._uploads(phase, broadcast, users):
-            total.add(members, upload)
+        if len(users):
+            self._add_up(phase, broadcast, users, weights, total)
         self.shared_memories.took_part(users)
         return total.gathered()
 
     def _answer_gather(self, round: int, users: int, chunk: int, tensors: Described) -> None:
         """The same round at another rank."""
         self._at_once = chunk
-        active = self.ranks.broadcast(torch.empty(users, dtype=torch.int64)).numpy()
+        drawn = self.ranks.broadcast(torch.empty(2, users, dtype=torch.float64)).numpy()
         received = {
             name: self.ranks.broadcast(
                 torch.empty(shape, dtype=getattr(torch, kind), device=self.device)
@@ -188,8 +204,8 @@ class RankedSimulator(Simulator):
         broadcast = Broadcast(round, received.pop("params"), received)
         setting = self.settings[0]
         phase = setting.algorithm.phase(round, setting.warm_rounds)
-        for _ in self._uploads(phase, broadcast, active):
-            pass
+        if users:
+            self._add_up(phase, broadcast, drawn[0].astype(np.int64), drawn[1], None)
 
     def cut_short(self) -> bool:
         """Whether the last round is to be gathered again: batches that do not fit are computed
@@ -202,61 +218,87 @@ class RankedSimulator(Simulator):
         """The round of the only run."""
         return [self.gather(phase, broadcasts[0], draws[0])]
 
-    def _uploads(
-        self, phase: Algorithm, broadcast: Broadcast, users: np.ndarray
-    ) -> Iterator[tuple[list[int], Upload]]:
-        """The uploads of all ranks, chunk by chunk; at other ranks than 0 there are none."""
+    def _add_up(
+        self,
+        phase: Algorithm,
+        broadcast: Broadcast,
+        users: np.ndarray,
+        weights: np.ndarray,
+        total: Aggregate | SecureAggregate | None,
+    ) -> None:
+        """Compute this rank's participations; rank 0 adds those of all ranks to ``total``."""
+        ends = [bounds.stop for bounds in user_ranges(self.share.all_users, self.ranks.count)]
+        chunks = Chunks(len(users), self.chunk, np.searchsorted(users, ends).tolist())
         try:
-            for start in range(0, len(users), self.chunk):
-                yield from self._chunk(
-                    phase, broadcast, users[start : start + self.chunk], len(users)
-                )
+            uploads = self._uploads(phase, broadcast, users, chunks)
+            if self.settings[0].sums is not None:
+                self._add_integers(uploads, users, total)
+            elif self.device.type != "cpu":
+                self._add_reduced(phase, uploads, users, weights, total)
+            elif self._keeps_order:
+                self._add_in_order(phase, uploads, users, weights, chunks, total)
+            else:
+                self._add_rows(phase, uploads, users, chunks, total)
         finally:
             self._forget(broadcast.round)
 
-    def _chunk(
-        self, phase: Algorithm, broadcast: Broadcast, users: np.ndarray, members: int
-    ) -> Iterator[tuple[list[int], Upload]]:
-        """One chunk of users: this rank's part is computed, and all parts go to rank 0."""
-        places = self.shared_memories.places_by_rank(users)
-        mine = users[places[self.ranks.rank]].tolist()
-        rows = self._rows(broadcast.round, 0, mine, members)
-        records, drawn = self._agreed(broadcast.round, rows, users)
-        upload = None
-        if records is not None:
-            given = (phase, broadcast, rows, records, drawn, places[self.ranks.rank], len(users))
+    def _uploads(
+        self, phase: Algorithm, broadcast: Broadcast, users: np.ndarray, chunks: Chunks
+    ) -> Iterator[tuple[range, Upload]]:
+        """The uploads of this rank's users, piece by piece."""
+        pieces = chunks.pieces(self.ranks.rank)
+        ready = self._agreed(broadcast.round, pieces, users, chunks)
+        for piece in pieces:
+            mine = users[piece.start : piece.stop].tolist()
+            rows = self._rows(broadcast.round, 0, mine, len(users))
+            records, drawn = ready.pop(piece, None) or self._prepared(broadcast.round, rows)
+            places = np.arange(piece.start, piece.stop) % chunks.size
+            given = (phase, broadcast, rows, records, drawn, places, chunks.length(piece.start))
             upload, kept = self._own(_Part(self.workers[0], self.own_memories, *given))
             self.own_memories.keep(mine, kept)
-        if self.settings[0].sums is not None:
-            yield from self._integer_sums(upload, users, places)
-        else:
-            yield from self._rows_of_all(phase, upload, users, places)
+            yield piece, upload
+
+    def _prepared(self, round: int, rows: Sequence[Row]) -> tuple[LocalRecords, Indices | None]:
+        """The records of some rows, and their batches on a CPU; a GPU draws for itself."""
+        records = self.workers[0].records_of(rows)
+        return records, None if self.device.type != "cpu" else indices(round, rows)
 
     def _agreed(
-        self, round: int, rows: Sequence[Row], users: np.ndarray
-    ) -> tuple[LocalRecords | None, Indices | None]:
-        """The records of this rank's rows, and their batches on a CPU, as if they were next to the
-        rows of all ranks: padded to one width, and tame where all are."""
-        worker = self.workers[0]
-        if self.device.type != "cpu":  # a GPU draws for itself
-            return (worker.records_of(rows) if rows else None), None
-        if not rows:
-            self._all_agree(users)
-            return None, None
-        records, (index, count) = worker.records_of(rows), indices(round, rows)
-        width, extreme = self._all_agree(users, index.shape[2], not records.tame)
-        padded = pad(index, (0, width - index.shape[2]))
-        return replace(records, tame=records.tame and not extreme), (padded, count)
+        self, round: int, pieces: Sequence[range], users: np.ndarray, chunks: Chunks
+    ) -> dict[range, tuple[LocalRecords, Indices | None]]:
+        """The records and batches of those pieces whose chunk has rows of other ranks, as if all
+        rows were next to each other: padded to one width, and tame where all are."""
+        everyone = [piece for rank in range(self.ranks.count) for piece in chunks.pieces(rank)]
+        shared = sorted({p.start // chunks.size for p in everyone if chunks.shared(p)})
+        if self.device.type != "cpu" or not shared:
+            return {}
+        found, most = {}, np.zeros((2, len(shared)))
+        for piece in pieces:
+            if chunks.shared(piece):
+                mine = users[piece.start : piece.stop].tolist()
+                rows = self._rows(round, 0, mine, len(users))
+                records, drawn = self._prepared(round, rows)
+                assert drawn is not None
+                found[piece] = records, drawn
+                place = shared.index(piece.start // chunks.size)
+                most[:, place] = drawn[0].shape[2], not records.tame
+        widths, extreme = np.reshape(self._largest(most, users, shared, chunks), (2, -1))
+        for piece, (records, (index, count)) in found.items():
+            place = shared.index(piece.start // chunks.size)
+            padded = pad(index, (0, int(widths[place]) - index.shape[2]))
+            tame = records.tame and not extreme[place]
+            found[piece] = replace(records, tame=tame), (padded, count)
+        return dict(found)
 
-    def _all_agree(
-        self, users: np.ndarray, width: int = 0, extreme: bool = False
-    ) -> tuple[int, bool]:
-        """The width of all batches of a chunk, and whether a record is extreme, over all ranks."""
-        fixed = self.settings[0].sampling == "fixed"
-        if fixed and self.workers[0].store.resident:  # every rank knows without asking
-            return int(self._batches[0][users].max()), extreme
-        found = self.ranks.most([width, extreme])
-        return int(found[0]), bool(found[1])
+    def _largest(
+        self, own: np.ndarray, users: np.ndarray, shared: Sequence[int], chunks: Chunks
+    ) -> Sequence[float] | np.ndarray:
+        """The width of the batches of chunks, and whether a record is extreme, over all ranks."""
+        if self.settings[0].sampling == "fixed" and self.workers[0].store.resident:
+            size = chunks.size  # every rank knows without asking
+            batches = [self._batches[0][users[k * size : (k + 1) * size]].max() for k in shared]
+            return np.stack([batches, own[1]])
+        return self.ranks.most(own.ravel().tolist())
 
     def _own(self, part: _Part) -> tuple[Upload, Slots]:
         """K steps of this rank's rows: fewer at a time from when memory was not enough."""
@@ -281,40 +323,112 @@ class RankedSimulator(Simulator):
             self._anywhere[shape] = part.is_anywhere()
         return self._anywhere[shape]
 
-    def _integer_sums(
-        self, upload: Upload | None, users: np.ndarray, places: Sequence[np.ndarray]
-    ) -> Iterator[tuple[list[int], Upload]]:
-        """Rank 0: the sum of each rank's integers."""
+    def _add_integers(
+        self,
+        uploads: Iterable[tuple[range, Upload]],
+        users: np.ndarray,
+        total: Aggregate | SecureAggregate | None,
+    ) -> None:
+        """Add the integers of a secure sum, which are the same in any order."""
         size = self.settings[0].task.parameters
         own = torch.zeros(size, dtype=torch.int64, device=self.device)
-        if upload is not None:
-            own = upload.params.sum(0)
-        for part, place in zip(self.ranks.gather(own), places, strict=False):
-            if len(place):
-                yield users[place].tolist(), Upload(part[None])
+        for _, upload in uploads:
+            own += upload.params.sum(0)
+        own = self.ranks.reduced(own)
+        if total is not None:
+            total.add(users.tolist(), Upload(own[None]))
 
-    def _rows_of_all(
+    def _add_reduced(
         self,
         phase: Algorithm,
-        upload: Upload | None,
+        uploads: Iterable[tuple[range, Upload]],
         users: np.ndarray,
-        places: Sequence[np.ndarray],
-    ) -> Iterator[tuple[list[int], Upload]]:
-        """Rank 0: the uploads of a chunk's users in their order."""
+        weights: np.ndarray,
+        total: Aggregate | SecureAggregate | None,
+    ) -> None:
+        """Add in the order of the network, for devices that have no fixed order themselves."""
+        own, drift, upload = None, 0.0, None
+        for piece, upload in uploads:
+            at = torch.tensor(weights[piece.start : piece.stop], dtype=torch.float32)
+            mean = weighted_sum(at.to(self.device), upload.params)
+            sums = torch.cat([mean, *[value.sum(0) for value in upload.totals.values()]])
+            own = sums if own is None else own + sums
+            drift = max(drift, float(upload.params.norm(dim=1).max()))
         columns = self._columns_of(phase, upload)
-        width = sum(shape[0] for _, _, shape in columns)
-        own = torch.zeros(0, width, dtype=getattr(torch, columns[0][1]), device=self.device)
-        if upload is not None:
-            own = torch.cat([upload.params, *upload.totals.values()], dim=1)
-        parts = self.ranks.gather_rows(own, [len(place) for place in places])
-        if parts:
-            order = torch.from_numpy(np.concatenate(places).argsort()).to(self.device)
-            names = [name for name, _, _ in columns]
-            sizes = [shape[0] for _, _, shape in columns]
-            values = dict(zip(names, torch.cat(parts)[order].split(sizes, dim=1), strict=True))
-            params = values.pop("params").contiguous()
-            totals = {name: value.contiguous() for name, value in values.items()}
-            yield users.tolist(), Upload(params, totals)
+        sizes = [shape[0] for _, _, shape in columns]
+        if own is None:
+            own = torch.zeros(sum(sizes), device=self.device)
+        own = self.ranks.reduced(own)
+        drift = self.ranks.most([drift])[0]
+        if isinstance(total, Aggregate):
+            parts = dict(zip([name for name, _, _ in columns], own.split(sizes), strict=True))
+            total.set(users.tolist(), Upload(parts.pop("params"), parts), torch.tensor(drift))
+
+    def _add_in_order(
+        self,
+        phase: Algorithm,
+        uploads: Iterable[tuple[range, Upload]],
+        users: np.ndarray,
+        weights: np.ndarray,
+        chunks: Chunks,
+        total: Aggregate | SecureAggregate | None,
+    ) -> None:
+        """Add as one process does, while running sums travel from rank to rank. Of each row only
+        its norm and a few columns are gathered."""
+        sums, rest, upload = OrderedSums(self.ranks, chunks), [], None
+        for piece, upload in uploads:
+            self.settings[0].algorithm.check_upload(upload)
+            at = torch.tensor(weights[piece.start : piece.stop], dtype=torch.float32)
+            sums.add(piece, "params", upload.params, at)
+            narrow = [upload.params.norm(dim=1, keepdim=True)]
+            for name, value in upload.totals.items():
+                wide = passed_columns(value.shape[1])
+                if wide:
+                    sums.add(piece, name, value[:, :wide], None)
+                narrow.append(value[:, wide:])
+            rest.append(torch.cat(narrow, dim=1))
+        columns = self._columns_of(phase, upload)
+        sizes = {name: shape[0] for name, _, shape in columns}
+        wides = {name: passed_columns(size) for name, size in sizes.items() if name != "params"}
+        found = sums.totals({"params": sizes["params"], **{k: v for k, v in wides.items() if v}})
+        widths = [1, *[sizes[name] - wide for name, wide in wides.items()]]
+        own = torch.cat(rest) if rest else torch.zeros(0, sum(widths))
+        counts = [len(chunks.own(rank)) for rank in range(self.ranks.count)]
+        gathered = self.ranks.gather_rows(own, counts)
+        if isinstance(total, Aggregate):
+            norms, *narrows = torch.cat(gathered).split(widths, dim=1)
+            totals = {}
+            for (name, wide), rows in zip(wides.items(), narrows, strict=True):
+                last = narrow_sum(rows.contiguous(), chunks, alone=not wide)
+                totals[name] = torch.cat([found[name], last]) if wide else last
+            total.set(users.tolist(), Upload(found["params"], totals), norms.max())
+
+    def _add_rows(
+        self,
+        phase: Algorithm,
+        uploads: Iterable[tuple[range, Upload]],
+        users: np.ndarray,
+        chunks: Chunks,
+        total: Aggregate | SecureAggregate | None,
+    ) -> None:
+        """Gather all uploads at rank 0, chunk by chunk, where sums cannot be passed on."""
+        upload, held = None, {}
+        for piece, upload in uploads:
+            held[piece.start // chunks.size] = torch.cat(
+                [upload.params, *upload.totals.values()], 1
+            )
+        columns = self._columns_of(phase, upload)
+        names, sizes = [name for name, _, _ in columns], [shape[0] for _, _, shape in columns]
+        for start in range(0, chunks.count, chunks.size):
+            here = range(start, min(start + chunks.size, chunks.count))
+            owned = [chunks.own(rank) for rank in range(self.ranks.count)]
+            counts = [max(0, min(o.stop, here.stop) - max(o.start, start)) for o in owned]
+            own = held.pop(start // chunks.size, torch.zeros(0, sum(sizes)))
+            parts = self.ranks.gather_rows(own, counts)
+            if total is not None:
+                values = dict(zip(names, torch.cat(parts).split(sizes, dim=1), strict=True))
+                whole = {name: value.contiguous() for name, value in values.items()}
+                total.add(users[start : here.stop].tolist(), Upload(whole.pop("params"), whole))
 
     def _columns_of(self, phase: Algorithm, upload: Upload | None) -> Described:
         """What an upload of this phase is made of; ranks without a row learn it from the others."""
