@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from dpscaffold.federation.labels import unpack
+from dpscaffold.tasks.pooled import over_all
 
 
 def means(values: Tensor, group: Tensor, groups: int) -> Tensor:
@@ -27,7 +28,7 @@ def means(values: Tensor, group: Tensor, groups: int) -> Tensor:
     total.index_add_(0, group, values.double())
     count = torch.zeros(groups, dtype=torch.float64, device=values.device)
     count.index_add_(0, group, torch.ones_like(group, dtype=torch.float64))
-    return total / count[:, None]
+    return over_all(total) / over_all(count)[:, None]
 
 
 def _answers(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

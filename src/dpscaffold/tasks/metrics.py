@@ -10,6 +10,7 @@ measures are in :mod:`dpscaffold.tasks.label_metrics`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -29,9 +30,13 @@ from dpscaffold.tasks.label_metrics import (
     over_labels,
     subset_accuracy,
 )
+from dpscaffold.tasks.pooled import Holders, over_all, pooled_over, pooling
 
 #: Rows whose scores are held in float64 at a time.
 _BLOCK = 1 << 18
+
+#: Scores of negative records that are compared at a time.
+_COMPARED = 1 << 20
 
 #: Scores (N, outputs), targets (N,), groups (N,) in 0 to G − 1, and G → values (G,) in float64.
 ByGroup = Callable[[Tensor, Tensor, Tensor, int], Tensor]
@@ -98,7 +103,8 @@ def _mean(values: Tensor, group: Tensor, groups: int) -> Tensor:
     """The mean of values (N,) in each group; NaN in an empty one."""
     count = torch.zeros(groups, dtype=torch.float64, device=values.device)
     total = count.clone().index_add_(0, group, values.double())
-    return total / count.index_add_(0, group, torch.ones_like(values, dtype=torch.float64))
+    count.index_add_(0, group, torch.ones_like(values, dtype=torch.float64))
+    return over_all(total) / over_all(count)
 
 
 def accuracy(scores: Tensor, targets: Tensor, group: Tensor, groups: int) -> Tensor:
@@ -129,6 +135,9 @@ def auc(scores: Tensor, targets: Tensor, group: Tensor, groups: int) -> Tensor:
 
     From midranks: (Σ ranks of positives − n₊(n₊ + 1)/2) / (n₊n₋) (Mann and Whitney 1947).
     """
+    holders = pooling()
+    if holders is not None:
+        return _auc_of_all(margin(scores), targets == 1, holders)
     value = margin(scores).double()
     order = torch.argsort(value, stable=True)
     order = order[torch.argsort(group[order], stable=True)]
@@ -145,6 +154,25 @@ def auc(scores: Tensor, targets: Tensor, group: Tensor, groups: int) -> Tensor:
     first = total.cumsum(0) - total  # ranks count from 1 within each group
     above = ranks - positives * first - positives * (positives + 1) / 2
     return above / (positives * (total - positives))
+
+
+def _auc_of_all(value: Tensor, positive: Tensor, holders: Holders) -> Tensor:
+    """The AUC of the records of all holders, (1,): the negative ones of each holder in turn are
+    compared, a block at a time, with the positive ones of every other."""
+    mine, other = value[positive].sort().values, value[~positive].cpu().sort().values
+    sizes = torch.zeros(holders.count, 2, dtype=torch.float64)
+    sizes[holders.rank] = torch.tensor([len(mine), len(other)], dtype=torch.float64)
+    sizes = holders.added(sizes)
+    above = torch.zeros(1, dtype=torch.float64)
+    for holder, count in enumerate(sizes[:, 1].long().tolist()):
+        for start in range(0, count, _COMPARED):
+            block = torch.zeros(min(_COMPARED, count - start), dtype=value.dtype)
+            if holder == holders.rank:
+                block = other[start : start + len(block)]
+            block = holders.added(block).to(mine.device)
+            for right in (False, True):  # ties count one half
+                above += torch.searchsorted(block, mine, right=right).sum().double().cpu() / 2
+    return holders.added(above) / sizes.sum(0).prod()
 
 
 def f1(scores: Tensor, targets: Tensor, group: Tensor, groups: int) -> Tensor:
@@ -249,6 +277,32 @@ def report(
         else:
             values[f"test_{metric.name}"] = metric.of(scores, targets)
             values[f"test_{metric.name}_per_user"] = averaged
+    return {name: None if value != value else value for name, value in values.items()}
+
+
+def report_of_all(
+    metrics: Iterable[Metric],
+    scores: Tensor,
+    targets: Tensor,
+    user: Tensor,
+    users: int,
+    holders: Holders,
+) -> dict[str, float | None]:
+    """As :func:`report`, of records that several processes hold: ``users`` are those of this one,
+    and every process calls it. Sums are reduced."""
+    values: dict[str, float] = {}
+    for metric in metrics:
+        own = metric.by_group(scores, targets, user, users)
+        defined = ~own.isnan()
+        sums = torch.stack([own.nansum().double(), defined.sum().double()]).cpu()
+        total, count = holders.added(sums).tolist()
+        averaged = total / count if count else math.nan
+        if metric.taken == "per user":
+            values[f"test_{metric.name}"] = averaged
+            continue
+        with pooled_over(holders):
+            values[f"test_{metric.name}"] = metric.of(scores, targets)
+        values[f"test_{metric.name}_per_user"] = averaged
     return {name: None if value != value else value for name, value in values.items()}
 
 

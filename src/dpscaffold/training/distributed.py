@@ -33,6 +33,7 @@ from dpscaffold.federation import Federation
 from dpscaffold.federation.share import UserShare
 from dpscaffold.runs.written import plain
 from dpscaffold.setting import Setting
+from dpscaffold.tasks.metrics import report_of_all
 from dpscaffold.training.driver import Ending
 from dpscaffold.training.evaluator import Evaluator, Metrics, evaluation_task
 from dpscaffold.training.events import Listener
@@ -183,13 +184,12 @@ class RankedEvaluator(Evaluator):
     """Evaluates a model on the records of all ranks: sums are reduced, no record is sent."""
 
     ranks: Ranks
-    first_user: int
 
     @classmethod
     def on(cls, ranks: Ranks, share: UserShare, *given: Any) -> RankedEvaluator:
         """The evaluator of one rank."""
         made = cls(share.federation, *given)
-        made.ranks, made.users, made.first_user = ranks, share.all_users, share.users.start
+        made.ranks, made.users = ranks, share.all_users
         return made
 
     def __call__(self, params: Tensor) -> Metrics:
@@ -202,18 +202,18 @@ class RankedEvaluator(Evaluator):
         """The part of another rank."""
         params = torch.empty(self.task.parameters, device=self.device)
         self.ranks.broadcast(params)
-        self._test_scores(params)
+        self.test_side(params)
         self._train_sums(params)
 
     def _test_scores(self, params: Tensor) -> tuple[Tensor, Tensor, Tensor, float]:
+        """Scores, labels and users of this rank's records, and the accuracies of all ranks."""
         scores, labels, user, accuracy = super()._test_scores(params)
-        counts = self.ranks.gather_values(len(labels))
-        whole = [
-            torch.cat([column[:0], *self.ranks.gather_rows(column, counts)])
-            for column in (scores, labels, user + self.first_user)
-        ]
         total = self.ranks.added(torch.tensor([accuracy], dtype=torch.float64))
-        return whole[0], whole[1], whole[2], float(total)
+        return scores, labels, user, float(total)
+
+    def _report(self, scores: Tensor, labels: Tensor, user: Tensor) -> Metrics:
+        own = self.federation.users
+        return report_of_all(self.metrics, scores, labels, user, own, self.ranks)
 
     def _train_sums(self, params: Tensor) -> tuple[float, float, Tensor]:
         loss, squares, mean = super()._train_sums(params)

@@ -129,10 +129,14 @@ class Evaluator:
         scores, labels, user, accuracy = self._test_scores(params)
         target = self.federation.target
         scores, labels = target.answers(scores), target.restored(labels)
-        found = report(self.metrics, scores, labels, user, self.users)
+        found = self._report(scores, labels, user)
         if target.kind == "class":  # summed as for many models, to the last bit
             found["test_accuracy"] = accuracy / self.users
         return found
+
+    def _report(self, scores: Tensor, labels: Tensor, user: Tensor) -> Metrics:
+        """The metrics of scores against labels, on the target's own scale."""
+        return report(self.metrics, scores, labels, user, self.users)
 
     def _test_scores(self, params: Tensor) -> tuple[Tensor, Tensor, Tensor, float]:
         """Scores, labels and users of all test records, and the sum of users' accuracies."""
