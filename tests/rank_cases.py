@@ -83,6 +83,19 @@ def by_records() -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (one.federation, one.task, one.algorithm, one.plan, one.privacy), {}
 
 
+def clipped() -> tuple[tuple[Any, ...], dict[str, Any]]:
+    one = setting("scaffold", "logistic", "fixed", aggregation="clipped", user_ratio=1.0)
+    return (one.federation, one.task, one.algorithm, one.plan, one.privacy), {}
+
+
+def own_noises() -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Users with noise of their own, weighted by it."""
+    one = setting("scaffold-balanced", "logistic", "fixed", weighting="noise", heterogeneity=0.1)
+    noises = tuple(2.0 + 0.5 * user for user in range(one.users))
+    privacy = Gaussian(clip=1.0, noise=2.0, noise_by_user=noises)
+    return (one.federation, one.task, one.algorithm, one.plan, privacy), {}
+
+
 def numbers() -> tuple[tuple[Any, ...], dict[str, Any]]:
     data = federation(UNEQUAL)
     pairs = [
@@ -99,7 +112,10 @@ def numbers() -> tuple[tuple[Any, ...], dict[str, Any]]:
     ), {}
 
 
-SPECIAL = {one.__name__: one for one in (narrow, secure, declared, extreme, by_records, numbers)}
+SPECIAL = {
+    one.__name__: one
+    for one in (narrow, secure, declared, extreme, by_records, clipped, own_noises, numbers)
+}
 
 FAST = [
     *(Case(name) for name in EVERY),

@@ -236,6 +236,8 @@ class RankedSimulator(Simulator):
             uploads = self._uploads(phase, broadcast, users, chunks)
             if self.settings[0].sums is not None:
                 self._add_integers(uploads, users, total)
+            elif self.settings[0].plan.aggregation != "mean":  # no sum of uploads will do
+                self._add_rows(phase, uploads, users, chunks, total)
             elif self.device.type != "cpu":
                 self._add_reduced(phase, uploads, users, weights, total)
             elif self._keeps_order:
