@@ -3,15 +3,17 @@ loopback, with TLS and keys.
 
     python benchmarks/secure_deployed.py --sites 8 --parameters 1000
     python benchmarks/secure_deployed.py --sites 3 --parameters 1000000 --rounds 8
-    python benchmarks/secure_deployed.py --sites 30 --parameters 1000
-    python benchmarks/secure_deployed.py --kills 100 --sites 4
+    python benchmarks/secure_deployed.py --sites 30 --exact --rounds 10
+    python benchmarks/secure_deployed.py --kills 100 --sites 4 --minutes 8
 
-The first three print seconds per round (median and least over ``--repeats`` runs of ``--rounds``
+The first two print seconds per round (median and least over ``--repeats`` runs of ``--rounds``
 rounds each, plain and secure in turn, without the first round of each) and the ratio of
 the medians.
 
 ``--kills N`` trains a rehearsal while N processes (sites, the server, the SuperLink, at random from
-``--seed``) are killed with SIGKILL and started again. Every sum that the server opened is then
+``--seed``, one to three at a time) are killed with SIGKILL and started again, for at most
+``--minutes``; two rounds after the last kill the server is stopped. ``--exact`` does the same
+without kills, over all rounds. Every sum that the server opened is then
 compared with the simulator's sum over the same list of sites, bit for bit, and every site's ledger
 with the uploads that left it. The exit status is 0 only if all sums are equal and no ledger is
 below what left.
@@ -151,24 +153,38 @@ def measure(folder: Path, sites: int, parameters: int, rounds: int, repeats: int
 # --- kills
 
 
+#: At most so many processes are killed at once, so many seconds after the last kills where no round
+#: was done in between, and so often in a row without a round in between.
+AT_ONCE, OUTAGE, IN_A_ROW = 3, 3.0, 3
+
+
 def kill_randomly(
-    local: LocalFederation, config: Path, out: Path, kills: int, seed: int
+    local: LocalFederation, config: Path, out: Path, kills: int, seed: int, until: float
 ) -> Counter:
-    """Kill a process after every new round, until ``kills`` were killed; then let the run end."""
-    stream, killed = np.random.default_rng(seed), Counter[str]()
+    """Kill one to three processes at a time until ``kills`` were killed or the time is over: after
+    a new round, or within an outage. Then wait for two more rounds and stop the server."""
+    stream, killed, dry = np.random.default_rng(seed), Counter[str](), 0
+    everyone = [*local.names, "server", "link"]
     local.start_server(config, out)
-    while sum(killed.values()) < kills:
-        _await_progress(local, config, out)
+    _await_rounds(local, config, out, 1, until)
+    while (left := kills - killed.total()) > 0 and time.monotonic() < until:
+        count = min(left, int(stream.integers(1, AT_ONCE + 1)))
+        victims = [str(name) for name in stream.choice(everyone, count, replace=False)]
         time.sleep(float(stream.uniform(0, 0.5)))
         if local.processes["server"].poll() == 0:
             break
-        name = str(stream.choice([*local.names, "server", "link"]))
-        local.kill(name)
-        killed[name if name in ("server", "link") else "site"] += 1
-        _start_again(local, name, config, out)
-        print(f"kill {sum(killed.values())}: {name}, after round {rounds_done(out)}", flush=True)
-    while local.processes["server"].wait() != 0:
-        _start_again(local, "server", config, out)
+        for name in victims:
+            local.kill(name)
+            killed[name if name in ("server", "link") else "site"] += 1
+        for name in sorted(victims, key=lambda name: name != "link"):  # others wait for the link
+            _start_again(local, name, config, out)
+        patience = until if dry >= IN_A_ROW else time.monotonic() + stream.uniform(0, OUTAGE)
+        done = _await_rounds(local, config, out, 1, min(until, patience))
+        dry = 0 if done else dry + 1
+        print(f"{killed.total()} kills ({', '.join(victims)}), {rounds_done(out)} rounds",
+              flush=True)  # fmt: skip
+    _await_rounds(local, config, out, 2, max(until, time.monotonic() + 60))
+    local.stop("server", 120)
     return killed
 
 
@@ -181,17 +197,20 @@ def _start_again(local: LocalFederation, name: str, config: Path, out: Path) -> 
         local.start_site(name)
 
 
-def _await_progress(local: LocalFederation, config: Path, out: Path) -> None:
-    """Until another round is done. A server that gave up is started again."""
-    before = rounds_done(out)
-    while rounds_done(out) <= before:
+def _await_rounds(local: LocalFederation, config: Path, out: Path, more: int, until: float) -> bool:
+    """Whether so many more rounds were done in time. A server that gave up is started again."""
+    wanted = rounds_done(out) + more
+    while rounds_done(out) < wanted:
         ended = local.processes["server"].poll()
         if ended == 0:
-            return
+            return True
+        if time.monotonic() > until:
+            return False
         if ended is not None:
             print(f"the server ended with status {ended}: {local.log('server')[-300:]}", flush=True)
             _start_again(local, "server", config, out)
         time.sleep(0.05)
+    return True
 
 
 def rounds_done(out: Path) -> int:
@@ -202,24 +221,33 @@ def rounds_done(out: Path) -> int:
         return -1
 
 
-def torture(folder: Path, sites: int, parameters: int, rounds: int, kills: int, seed: int) -> bool:
+def torture(
+    folder: Path, sites: int, parameters: int, rounds: int, kills: int, seed: int, minutes: float
+) -> bool:
     """A rehearsal under kills, and whether its sums are exact and its ledgers complete."""
     data = site_data(sites, parameters)
     tables = plan_tables(data, rounds)
     voids = 20 * kills + 100
     tables["secure"] = secure_table(sites, voids)
     tables["deploy"] |= {"rehearsal": True, "resend": 2.0, "patience": 100_000, "pause": 0.5}
-    out = folder / "run"
+    out, began = folder / "run", time.monotonic()
     with LocalFederation(folder, data, POLICY, program=PROGRAM) as local:
         confirm(local, voids)
         local.start()
-        began = time.monotonic()
-        killed = kill_randomly(local, local.config("plan", tables), out, kills, seed)
-        seconds = time.monotonic() - began
-    print(f"killed {dict(killed)} in {seconds:.0f} s, {rounds_done(out)} rounds")
-    enough = sum(killed.values()) == kills
+        print(f"{sites} sites online after {time.monotonic() - began:.0f} s", flush=True)
+        config, until = local.config("plan", tables), began + 60 * minutes
+        if kills:
+            killed = kill_randomly(local, config, out, kills, seed, until)
+        else:
+            killed = Counter[str]()
+            if local.run(config, out, seconds=60 * minutes):
+                print(local.log("server")[-2000:])
+    seconds = time.monotonic() - began
+    print(f"killed {dict(killed)} in {seconds:.0f} s, {rounds_done(out)} rounds", flush=True)
+    enough = killed.total() == kills
     if not enough:
-        print(f"the run was over after {sum(killed.values())} kills; raise --rounds")
+        print(f"the time or the run was over after {killed.total()} kills; give more --minutes or "
+              f"--rounds")  # fmt: skip
     return sums_exact(out, data, tables) & ledgers_complete(folder, tuple(data)) & enough
 
 
@@ -251,23 +279,25 @@ def sums_exact(out: Path, data: dict[str, tuple[np.ndarray, np.ndarray]], tables
     for line in (out.parent / SUMS).read_text().splitlines():
         one = json.loads(line)
         opened.setdefault(one["round"], []).append(one)
-    wrong = 0
-    for number in range(1, setting.plan.rounds + 1):
-        before = state
+    wrong, reached = 0, {0: state}
+    for number in sorted(opened):
+        before = reached[number - 1]
         for one in opened[number]:  # the last one is in the checkpoint
             chosen = Draw(drawn, np.array(one["users"]))
             done = next(rounds(setting, engine, lambda _, draw=chosen: draw, before))
             wrong += digest(done.gathered.mean.params) != one["digest"]
-            state = done.state
+            reached[number] = done.state
     saved = RunFolder(out).load_checkpoint()
-    same = saved is not None and torch.equal(saved.state.params, state.params)
+    round = -1 if saved is None else saved.state.round
+    same = round > 0 and torch.equal(saved.state.params, reached[round].params)
     count, short = (
         sum(map(len, opened.values())),
         sum(len(one["users"]) < setting.users for all_of in opened.values() for one in all_of),
     )
     print(
         f"{count} sums opened ({short} of fewer than all sites), {wrong} differ from the "
-        f"simulator's; the model {'equals' if same else 'DIFFERS FROM'} the simulator's"
+        f"simulator's; after round {round} the model {'equals' if same else 'DIFFERS FROM'} the "
+        f"simulator's"
     )
     return wrong == 0 and same
 
@@ -351,16 +381,20 @@ def main() -> int:
     given = argparse.ArgumentParser(description="Deployed rounds with and without secure sums.")
     given.add_argument("--sites", type=int, default=8)
     given.add_argument("--parameters", type=int, default=1000)
-    given.add_argument("--rounds", type=int, help="by default 20, and 5 for each kill")
+    given.add_argument("--rounds", type=int, help="by default 20, and at most 3 for each kill")
     given.add_argument("--repeats", type=int, default=2)
     given.add_argument("--kills", type=int, default=0)
     given.add_argument("--seed", type=int, default=0)
+    given.add_argument("--minutes", type=float, default=8.0, help="for kills, and for --exact")
+    given.add_argument("--exact", action="store_true", help="compare with the simulator, no kills")
     asked = given.parse_args()
     with tempfile.TemporaryDirectory(prefix="dpscaffold-") as scratch:
         size = (Path(scratch) / "federation", asked.sites, asked.parameters)
-        if asked.kills:
-            rounds = asked.rounds or 5 * asked.kills + 20
-            return 0 if torture(*size, rounds, asked.kills, asked.seed) else 1
+        if asked.kills or asked.exact:
+            rounds = asked.rounds or 3 * asked.kills + 20
+            fine = torture(*size, rounds, asked.kills, asked.seed, asked.minutes)
+            print("exact and complete" if fine else "NOT exact or NOT complete", flush=True)
+            return 0 if fine else 1
         measure(*size, asked.rounds or 20, asked.repeats)
     return 0
 

@@ -8,12 +8,16 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import refuses
 from scipy.optimize import minimize
 
 from dpscaffold.privacy import describe, no_guarantee
 from dpscaffold.privacy.bounds import BOUNDS
 from dpscaffold.privacy.gaussian import gaussian_epsilon
-from dpscaffold.privacy.sums import joint, joint_scales
+from dpscaffold.privacy.sums import MOST_RECORDS, ROUNDING_ROOM, joint, joint_scales
+from dpscaffold.tasks.base import Batch
+from dpscaffold.tasks.exact import check_records, unit_rows
+from dpscaffold.tasks.moments import MomentSums
 from dpscaffold.tasks.ridge import RidgeSums
 
 SHARES = (0.05, 0.3, 0.7)
@@ -75,8 +79,9 @@ def test_noise_on_the_packed_sums_is_symmetric_noise_on_the_matrix():
     gram, products = task.matrices(params)
     size = len(params) - products.numel()
     assert torch.equal(gram, gram.T)
-    assert float((task.scales.gram * gram).norm()) == pytest.approx(float(params[:size].norm()))
-    assert float((task.scales.products * products).norm()) == pytest.approx(
+    scaled = ROUNDING_ROOM * task.scales.gram * gram
+    assert float(scaled.norm()) == pytest.approx(float(params[:size].norm()))
+    assert float((ROUNDING_ROOM * task.scales.products * products).norm()) == pytest.approx(
         float(params[size:].norm())
     )
 
@@ -121,3 +126,44 @@ def test_scales_use_the_whole_bound(share, relation):
     scales = joint_scales(share, relation)
     whole = 2.0 if relation == "replace-one" else 1.0
     assert joint(scales.gram**2, scales.products**2, relation) == pytest.approx(whole)
+
+
+@given(st.lists(st.floats(width=32), min_size=6, max_size=6), st.sampled_from([1e-3, 1.0, 7.0]))
+def test_rounded_rows_are_whole_and_never_longer_than_1(values, bound):
+    """In whole numbers, without any rounding of the test's own."""
+    rows = unit_rows(torch.tensor(values).view(2, 3), bound, columns=1)
+    for row in rows.tolist():
+        assert all(number == int(number) for number in row)
+        assert sum(int(number) ** 2 for number in row[:3]) <= 2**40
+        assert row[3] in (0.0, 2.0**20)
+
+
+@pytest.mark.parametrize("kind", ["ridge", "mean", "moments", "gram"])
+def test_one_record_more_changes_a_large_sum_by_what_it_adds(kind):
+    """30,000 records at their longest: a float64 sum would depend on the order of the records, and
+    its neighbour would be further away than Δ. Exact sums do not, in a single bit."""
+    made = torch.Generator().manual_seed(3)
+    rows = torch.randn(1, 30_000, 3, generator=made)
+    labels = torch.randint(2, (1, 30_000), generator=made)
+    task = RidgeSums(3, 2) if kind == "ridge" else MomentSums(3, kind, 0.5)
+    params, clip = torch.zeros(1, task.parameters), torch.ones(1)
+
+    def total(order):
+        return task.clipped_sum(params, Batch(rows[:, order], labels[:, order]), clip).total[0]
+
+    everyone = torch.arange(30_000)
+    first = total(everyone)
+    assert torch.equal(first, total(everyone.flip(0)))
+    without, alone = total(everyone[:-1]), total(everyone[-1:])
+    room = 16 * 2.0**-53 * 30_000
+    assert float((first - without - alone).norm()) <= 2 * room
+    assert float(alone.norm()) <= 1 * (2 if kind != "mean" else 1)
+    assert room < 1 - ROUNDING_ROOM  # what the scales leave for it
+
+
+def test_the_room_covers_the_most_records():
+    """The inequality of the proof, by its numbers."""
+    assert 2 * (512 + 16) * 2.0**-53 * MOST_RECORDS < 1 - ROUNDING_ROOM
+    check_records(MOST_RECORDS)
+    with refuses("too-many-records"):
+        check_records(MOST_RECORDS + 1)

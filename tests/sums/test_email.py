@@ -135,9 +135,11 @@ def test_three_sites_make_a_model_by_files(tmp_path, more):
         [said == ("yes" if ill else "no") for said, ill in zip(model.named(x), y, strict=True)]
     )
     assert right > 0.85
+    assert read_account(tmp_path / "model").ledger.run.query == "sums"
     for name in NAMES:
         runs = list(mail.ledger(name).runs.values())
         assert [run.participations for run in runs] == [1]
+        assert [run.account["terms"]["query"] for run in runs] == ["sums"]  # not of gradients
         secret = list((tmp_path / name / "state" / "sums").glob("*.key"))
         assert len(secret) == (0 if more else 1)  # a key that was used is erased
 

@@ -42,7 +42,8 @@ from works import (
 
 RESUMED = ["train", "run.toml", "--out", "run", "--resume"]
 SECRET = ["--set", "privacy.secret=true", "--data-key", "records.key"]
-BUDGETED = [*SECRET, "--set", "privacy.budget_file=budget.jsonl"]
+FILED = ["--set", "privacy.budget_file=budget.jsonl"]
+BUDGETED = [*SECRET, *FILED]
 KEYED = [*RESUMED, *BUDGETED, "--data-key", "records.key"]
 PREPARE = ["data", "prepare", "run.toml", "--out", "stored"]
 TABLE = ["data", "prepare", "--source", "csv", "--out", "stored"]
@@ -56,7 +57,8 @@ PLANNED += ["--epsilon", "8", "--rounds", "3", "--local-steps", "2", "--out", "p
 REPRODUCED = ["reproduce", "figure1", "--row", "K = 50", "--scale", "0.01", "--seeds", "1"]
 REPRODUCED += ["--out", "paper", "-q"]
 AUDIT = ["audit", "run.toml", "--trials", "100", "--view", "server", "--figure", "figure.png"]
-ONE_RUN = ["audit", "run.toml", "--trials", "100", "--view", "server", *BUDGETED, "--one-run", "12"]
+ONE_RUN = ["audit", "run.toml", "--trials", "100", "--view", "server", *FILED, "--one-run", "12"]
+ONE_RUN += ["--set", "privacy.secret=true"]
 DOWNLOAD = ["data", "download", DATASET, "--data-dir", "fetched", "--mirror", MIRROR]
 FETCHED = (f"fetched/{DATASET}/one.bin", f"fetched/{DATASET}/two.bin")
 RECOVER = ["site", "recover", "one/site.toml", "--yes"]

@@ -23,6 +23,12 @@ from dataclasses import dataclass
 from dpscaffold.privacy.errors import PrivacyError
 from dpscaffold.privacy.mechanism import Relation
 
+#: What records are multiplied by before they are added, so that the rounding of computed sums of
+#: up to :data:`MOST_RECORDS` records stays within Δ (docs/privacy-proofs.md, Rounding of sums).
+ROUNDING_ROOM = 1 - 2.0**-16
+#: The most records of one sum.
+MOST_RECORDS = 1 << 25
+
 
 def sum_sensitivity(bound: float, relation: Relation = "replace-one") -> float:
     """Δ of Σ f(x) for vectors of norm at most ``bound``: two such vectors are 2B apart.

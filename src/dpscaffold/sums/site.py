@@ -59,6 +59,7 @@ from dpscaffold.sums.files import (
 )
 from dpscaffold.sums.plan import SUMMED, SumsPlan
 from dpscaffold.tasks.base import Batch
+from dpscaffold.tasks.exact import check_records
 
 #: Records that are multiplied out at a time.
 BLOCK = 1 << 16
@@ -230,6 +231,7 @@ def _made(
     key = _own_key(plan, site, files, public_of(signer))
     _check_members(site, files, public_of(signer))
     held = read_records(site.data, folder, plan.offer.rows)
+    check_records(len(held))
     granted, account = _granted(plan, site, ledger, session)
     if not reserved:  # else it was cut short after this, and nothing was computed
         ledger.reserve(session, plan.digest, granted, account)
@@ -328,7 +330,8 @@ def _terms(plan: SumsPlan, name: str) -> Terms:
 
 
 def noised_words(plan: SumsPlan, held: SiteRecords, stream: CipherStream) -> np.ndarray:
-    """rint((Σ f + noise)/g) modulo 2⁶⁴, (P,) uint64: summed in float64, rounded after adding."""
+    """rint((Σ f + noise)/g) modulo 2⁶⁴, (P,) uint64: summed exactly, block by block,
+    and rounded after adding."""
     task = plan.task
     total = torch.zeros(task.parameters, dtype=torch.float64)
     clip, params = torch.tensor([task.bound]), torch.zeros(1, task.parameters)

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from dpscaffold.algorithms.base import MomentKind
 from dpscaffold.privacy.mechanism import Relation
-from dpscaffold.privacy.sums import gram_scale, moment_scales
+from dpscaffold.privacy.sums import ROUNDING_ROOM, gram_scale, moment_scales
 from dpscaffold.tasks.base import Batch, Clip, ClippedSum, stacked_scores
+from dpscaffold.tasks.exact import UNITS, exact_products, exact_sum, unit_rows
 
 
 @dataclass(frozen=True)
@@ -70,25 +71,24 @@ class MomentSums:
 
     def clipped_sum(self, params: Tensor, batch: Batch, clip: Clip) -> ClippedSum:
         """−C·Σ_j w_j·f_j, (U, P) in float64. A record that is not finite adds exactly zero."""
-        x = self._rows(batch.features)
-        weighted = x if batch.weight is None else x * batch.weight.double()[..., None]
+        rows = unit_rows(batch.features, self.norm_bound)
+        if batch.weight is not None:
+            rows.masked_fill_((batch.weight == 0)[..., None], 0.0)
         if self.kind == "gram":
-            total = self._packed(weighted.transpose(1, 2) @ x)
+            total = self._packed(exact_products(rows, rows) / UNITS**2)
         else:
             scales = moment_scales(self.relation)
-            parts = [weighted.sum(1)]
+            parts = [exact_sum(rows) / UNITS]
             if self.kind == "moments":
-                parts = [scales.mean * parts[0], scales.squares * (weighted * x).sum(1)]
+                squares = exact_sum(rows.square_()) / UNITS**2
+                parts = [scales.mean * parts[0], scales.squares * squares]
             total = torch.cat(parts, dim=1)
-        return ClippedSum(-self.bound * total, clip if isinstance(clip, Tensor) else None)
+        return ClippedSum(-self._unit * total, clip if isinstance(clip, Tensor) else None)
 
-    def _rows(self, features: Tensor) -> Tensor:
-        """x (…, d) in float64, of norm at most 1; zeros for a record that is not finite."""
-        rows = features.double() / self.norm_bound
-        finite = rows.isfinite().all(-1, keepdim=True)
-        norms = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
-        scaled: Tensor = rows / (norms * (1 + 4e-16)).clamp_min(1.0)
-        return scaled.where(finite, 0.0)
+    @property
+    def _unit(self) -> float:
+        """What a record's sums are multiplied by: C, with room for rounding."""
+        return self.bound * ROUNDING_ROOM
 
     def _packed(self, grams: Tensor) -> Tensor:
         row, column = torch.triu_indices(self.features, self.features, device=grams.device)
@@ -123,7 +123,7 @@ class MomentSums:
     def square_noise(self, deviation: float) -> float:
         """The standard deviation of the noise on the mean of a square, where that on each of the
         parameters is ``deviation``."""
-        return deviation / self.bound * self._square_unit
+        return deviation / self._unit * self._square_unit
 
     def _numbers(self, params: Tensor) -> np.ndarray:
-        return np.asarray(params.detach().double().cpu().numpy() / self.bound)
+        return np.asarray(params.detach().double().cpu().numpy() / self._unit)

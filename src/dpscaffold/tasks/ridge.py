@@ -18,8 +18,9 @@ from torch import Tensor
 
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.mechanism import Relation
-from dpscaffold.privacy.sums import JointScales, joint_scales
+from dpscaffold.privacy.sums import ROUNDING_ROOM, JointScales, joint_scales
 from dpscaffold.tasks.base import Batch, Clip, ClippedSum, Task, stacked_scores
+from dpscaffold.tasks.exact import UNITS, exact_products, unit_numbers, unit_rows
 from dpscaffold.tasks.linear import Linear
 from dpscaffold.tasks.logistic import Logistic
 from dpscaffold.tasks.losses import LOSSES, SOFTMAX
@@ -105,22 +106,52 @@ class RidgeSums:
         A record that is not finite adds exactly zero. Rows are scaled down to C wherever there is
         privacy; C is then ``bound``.
         """
-        x, y = self.vectors(batch.features, batch.labels, clipped=clip is not None)
-        weighted = x if batch.weight is None else x * batch.weight.double()[..., None]
-        gram, products = weighted.transpose(1, 2) @ x, weighted.transpose(1, 2) @ y
+        if clip is None:
+            x, y = self.vectors(batch.features, batch.labels, clipped=False)
+            weighted = x if batch.weight is None else x * batch.weight.double()[..., None]
+            gram, products = weighted.transpose(1, 2) @ x, weighted.transpose(1, 2) @ y
+        else:
+            gram, products = self._exactly(batch)
         total = torch.cat([self._packed(gram), self.scales.products * products.flatten(1)], dim=1)
-        return ClippedSum(-self.bound * total, clip if isinstance(clip, Tensor) else None)
+        return ClippedSum(-self._unit * total, clip if isinstance(clip, Tensor) else None)
+
+    def _exactly(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Σ x xᵀ (U, p, p) and Σ x yᵀ (U, p, outputs) over the records whose weight is not 0:
+        exact, and rounded once to float64."""
+        rows, numbers = self._whole(batch.features, batch.labels)
+        if batch.weight is not None:
+            rows.masked_fill_((batch.weight == 0)[..., None], 0.0)
+        total = exact_products(rows, torch.cat([rows, numbers], dim=-1))
+        gram, products = total.split([self.inputs, self.outputs], dim=2)
+        of_y = 1.0 if self.classes else UNITS
+        return gram / (2 * UNITS**2), products / (math.sqrt(2) * UNITS * of_y)
+
+    def _whole(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """√2·x (…, p) in units of 2⁻²⁰, and y (…, outputs): 0 and 1 for classes, else in units."""
+        rows = unit_rows(features, self.bound, columns=1)
+        if self.classes:
+            return rows, torch.nn.functional.one_hot(labels, self.classes).to(rows)
+        known = labels.isfinite()[..., None]
+        return rows.masked_fill_(~known, 0.0), unit_numbers(labels.nan_to_num())[..., None]
+
+    @property
+    def _unit(self) -> float:
+        """What a record's sums are multiplied by: C, with room for rounding."""
+        return self.bound * ROUNDING_ROOM
 
     def contributions(self, features: Tensor, labels: Tensor, clipped: bool) -> Tensor:
         """What each record (N, d) adds to :meth:`clipped_sum`, (N, P): the plain definition."""
         x, y = self.vectors(features, labels, clipped)
         grams, products = x[:, :, None] * x[:, None, :], x[:, :, None] * y[:, None, :]
         parts = [self._packed(grams), self.scales.products * products.flatten(1)]
-        return -self.bound * torch.cat(parts, dim=1)
+        return -self._unit * torch.cat(parts, dim=1)
 
     def vectors(self, features: Tensor, labels: Tensor, clipped: bool) -> tuple[Tensor, Tensor]:
         """x (…, p) and y (…, outputs) in float64, of norm at most 1; zeros for a record that is not
-        finite."""
+        finite. Clipped ones are rounded to multiples of 2⁻²⁰, as sums of them are exact then."""
+        if clipped:
+            whole, y = self._whole(features, labels)
+            return whole / (UNITS * math.sqrt(2)), y if self.classes else y / UNITS
         rows = features.double() / self.bound
         finite = rows.isfinite().all(-1, keepdim=True)
         if self.classes:
@@ -128,9 +159,6 @@ class RidgeSums:
         else:
             finite &= labels.isfinite()[..., None]
             y = labels.double()[..., None].clamp(-1.0, 1.0)
-        if clipped:
-            norms = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
-            rows = rows / (norms * (1 + 4e-16)).clamp_min(1.0)
         x = torch.cat([rows, torch.ones_like(finite, dtype=rows.dtype)], dim=-1) / math.sqrt(2)
         return x.where(finite, 0.0), y.where(finite, 0.0)
 
@@ -147,8 +175,8 @@ class RidgeSums:
         packed, products = params.double().cpu().split([len(row), p * self.outputs])
         factor = torch.where(row == column, 1.0, 1 / math.sqrt(2)).double()
         gram = torch.zeros(p, p, dtype=torch.float64)
-        gram[row, column] = gram[column, row] = packed * factor / (self.bound * self.scales.gram)
-        products = products.view(p, self.outputs) / (self.bound * self.scales.products)
+        gram[row, column] = gram[column, row] = packed * factor / (self._unit * self.scales.gram)
+        products = products.view(p, self.outputs) / (self._unit * self.scales.products)
         return gram, products
 
     def trained(self, params: Tensor) -> tuple[Linear, Tensor]:
