@@ -30,7 +30,7 @@ from dpscaffold.engines.aggregate import SecureAggregate
 from dpscaffold.engines.fast import devices, lockstep
 from dpscaffold.engines.fast.lockstep import Lockstep
 from dpscaffold.engines.participation.steps import Scales, noised_mean
-from dpscaffold.privacy.aggregate import BLOCK_EXCESS
+from dpscaffold.privacy.aggregate import CLIPPED_SHARE, MOST_SUMMED
 from dpscaffold.setting import Secure
 from dpscaffold.tasks import Batch
 from dpscaffold.tasks.clipping import RECORDS_ADDED, LayerOuter
@@ -183,7 +183,7 @@ def test_one_record_changes_the_rounding_of_its_block_only(place):
     sums = [outer(records, one, "blocks") for one in (left, other)]
     plain = left[0, :, place].double().outer(records[0, :, place].double())
     apart = sums[0] - sums[1]
-    assert float(apart.norm()) <= float(plain.norm()) + BLOCK_EXCESS
+    assert float(apart.norm()) <= float(plain.norm()) + 2 * RECORDS_ADDED**2 * 2.0**-24
     # Without its block, not a bit of the others differs.
     begin = place // RECORDS_ADDED * RECORDS_ADDED
     block = slice(begin, begin + RECORDS_ADDED)
@@ -231,6 +231,27 @@ def test_declared_sizes_have_double_products(shifting):
     moved = noised_mean(task, params, rolled, normals, scales)
     apart = float((found - moved).norm())
     assert (apart < 1e-12) is shifting, apart
+
+
+def test_gradients_are_clipped_so_that_rounding_stays_within_the_bound():
+    """The inequality of the proof, by its numbers; and a gradient that is longer than C ends at the
+    smaller bound, whatever adds it up."""
+    blocks = 2 * RECORDS_ADDED**2 * 2.0**-24
+    doubles = 2 * (MOST_SUMMED**2 + 16 * MOST_SUMMED) * 2.0**-53
+    assert (CLIPPED_SHARE + blocks + doubles) * (1 + 1e-5) < 1
+    one, task = torch.ones(1, 1), Logistic(2, 2)
+    batch = Batch(torch.full((1, 1, 3), 100.0), torch.zeros(1, 1, dtype=torch.long))
+    for shifting in (False, True):
+        scales = Scales(one, one, one, 1, one, torch.tensor([0.7]), one, shifting=shifting)
+        found = noised_mean(task, torch.zeros(1, 6), batch, torch.zeros(1, 6), scales)
+        assert 0.7 * CLIPPED_SHARE * 0.99999 <= float(found.norm()) <= 0.7 * CLIPPED_SHARE * 1.00001
+
+
+def test_a_site_with_more_records_than_the_proof_covers_is_refused():
+    run = secure()
+    sizes = (MOST_SUMMED + 1, *run.roster.sizes[1:])
+    with refuses("too-many-records"):
+        _ = replace(run, roster=replace(run.roster, sizes=sizes)).sums
 
 
 def test_a_task_that_cannot_is_refused():

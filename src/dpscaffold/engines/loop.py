@@ -20,6 +20,7 @@ from dpscaffold.engines.hardware import Hardware
 from dpscaffold.engines.memories import Memories
 from dpscaffold.engines.state import Draw, RoundUploads
 from dpscaffold.federation import Federation
+from dpscaffold.privacy.aggregate import CLIPPED_SHARE
 from dpscaffold.randomness.csprng import on_grid
 from dpscaffold.randomness.streams import Batches, NoiseStreams, Randomness
 from dpscaffold.setting import Gaussian, Setting
@@ -154,7 +155,8 @@ class Loop:
         return self._with_noise(query.to(gradients.dtype), privacy, (clip, batch), draws)
 
     def clipped_mean(self, gradients: Tensor, batch: int) -> tuple[Tensor, float | Tensor]:
-        """(1/b)Σ g_j/max(1, ‖g_j‖/C) in float64, and C."""
+        """(1/b)Σ g_j/max(1, ‖g_j‖/C) in float64, and C. For a secure sum gradients are clipped to a
+        little less than C, which leaves room for the rounding of sums."""
         privacy = self.setting.privacy
         assert privacy is not None
         # In float64, where squares of float32 numbers can neither overflow nor vanish.
@@ -166,7 +168,10 @@ class Loop:
         else:
             clip = float(privacy.clip)
         # An infinite clip still keeps the sum within float32.
-        shrunk = gradients.double() * shrinkage(norms, min(clip, BOUNDS[1]))[:, None]
+        bound = min(clip, BOUNDS[1])
+        if self.setting.secure is not None and self.setting.algorithm.sums is None:
+            bound = bound * CLIPPED_SHARE
+        shrunk = gradients.double() * shrinkage(norms, bound)[:, None]
         clipped = torch.where(finite[:, None], shrunk, 0.0)  # not by a product: 0·NaN is NaN
         query = clipped.sum(0) / batch
         if privacy.unit == "user" and privacy.sampling == "poisson":

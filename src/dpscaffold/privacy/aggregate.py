@@ -12,11 +12,11 @@ from dpscaffold.privacy.mechanism import Mechanism
 #: At most this many (rate, noise) pairs are evaluated; beyond, neighbours are merged, to the worse
 #: of both.
 MOST_PAIRS = 16
-#: u, the relative rounding error of one operation in float64.
-UNIT_ROUNDOFF = 2.0**-53
-#: What float32 products of 64 records at a time may add to the distance that one record causes, in
-#: units of C: 2·64²·2⁻²⁴, with room for the second order and for clipping (10⁻⁶).
-BLOCK_EXCESS = 5e-4
+#: Gradients are clipped to this much of C before they enter a secure sum, so that computed sums of
+#: neighbours are no further apart than exact sums of gradients of norm C, for up to
+#: :data:`MOST_SUMMED` records at a site (docs/privacy-proofs.md, How sums are rounded).
+CLIPPED_SHARE = 1 - 2.0**-10
+MOST_SUMMED = 1 << 20
 
 
 def worst_steps(run: Mechanism, colluders: int = 0) -> list[tuple[float, float]]:
@@ -60,8 +60,8 @@ def secure_factors(run: Mechanism) -> NDArray[np.float64]:
     In a list A, at least |A| − k members are honest, user i among them. Each adds noise of
     multiplier σ_j·√((m − k)/(|A| − k)), and the sum of the honest noises is least if the others are
     the quietest of all. The factor is the smallest over all allowed lengths of A; for equal users
-    it is √(m − k). What rounding may add to the distance of two sums (:func:`rounding_excess`) is
-    taken off.
+    it is √(m − k). The rounding of computed sums is within C, since gradients are clipped to
+    a little less (:data:`CLIPPED_SHARE`).
     """
     assert run.secure is not None
     k, m = run.secure.colluders, run.cohort_size
@@ -69,22 +69,8 @@ def secure_factors(run: Mechanism) -> NDArray[np.float64]:
         math.sqrt((m - k) / (members - k)) * _relative(run, members - k)
         for members in range(run.secure.least, m + 1)
     ]
-    factors: NDArray[np.float64] = np.min(lists, axis=0) / (1 + rounding_excess(run))
+    factors: NDArray[np.float64] = np.min(lists, axis=0)
     return factors
-
-
-def rounding_excess(run: Mechanism) -> NDArray[np.float64]:
-    """How much further apart than C·(1 or 2) two computed sums of neighbours may be, in units of C,
-    for each group of users: 2R²u for float64 sums of at most R records, and :data:`BLOCK_EXCESS`
-    for float32 products of blocks (not with declared sizes, where all products are float64).
-
-    Bounded sums (``query = "sums"``) are added exactly, and their scales have room for the rest.
-    """
-    if run.query == "sums":
-        return np.zeros(len(run.groups))
-    most = np.array([max(g.records, g.batch) for g in run.groups], dtype=float)
-    within = 0.0 if run.relation == "add-remove" else BLOCK_EXCESS
-    return 2 * (most**2 + 16 * most) * UNIT_ROUNDOFF + within
 
 
 def _ratios(run: Mechanism) -> NDArray[np.float64]:

@@ -18,6 +18,7 @@ from dpscaffold.algorithms.fedavg import add_mean_move
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.roster import Roster
 from dpscaffold.privacy import Mechanism, bound_for, calibrate_noise, charged
+from dpscaffold.privacy.aggregate import MOST_SUMMED
 from dpscaffold.privacy.bounds import SECURE_SUMS
 from dpscaffold.privacy.costs import Cost
 from dpscaffold.privacy.describe import Delta, choose_relation
@@ -270,6 +271,12 @@ class Setting:
         if isinstance(clip, str):
             raise BadInput(
                 "median-clip", "privacy.clip is 'median', which has no guarantee; give a number"
+            )
+        if self.algorithm.sums is None and max(self.roster.sizes) > MOST_SUMMED:
+            raise BadInput(
+                "too-many-records",
+                f"a site has {max(self.roster.sizes)} records, and the rounding of secure sums is "
+                f"bounded for {MOST_SUMMED}; divide them among several sites",
             )
         # A Poisson batch may have more than b records; beyond this margin a sum wraps.
         wide = privacy.sampling == "poisson" and privacy.unit == "record"

@@ -148,8 +148,7 @@ def _sum_in_double(left: Tensor, right: Tensor, blocks: bool) -> Tensor:
 
     With ``blocks``, products of at most :data:`RECORDS_ADDED` records at a time are float32, and
     their sums are added in float64. A record that stays in its place then changes the rounding of
-    its own block and of the float64 sums only; ``privacy.aggregate.rounding_excess`` bounds both,
-    and the accountant takes it off.
+    its own block and of the float64 sums only (docs/privacy-proofs.md, How sums are rounded).
     """
     if not blocks or left.dtype != torch.float32 or not _keeps_float32(left.device.type):
         return torch.bmm(left.double(), right.double())

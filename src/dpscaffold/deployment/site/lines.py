@@ -310,37 +310,34 @@ def _is_decoded(text: str | None) -> bool:
 
 
 def _is_plain(block: bytes, delimiter: str) -> bool:
-    """Whether lines have no other ends than the usual ones, none is empty or very long, and quotes
-    are around whole values of a line and nowhere else."""
+    """Whether lines have no other ends than the usual ones and none is very long, and quotes are
+    around whole values and nowhere else. (Empty lines and values over several lines show in the
+    number of rows.)"""
     if b"\r" in block and block.count(b"\r") != block.count(b"\r\n"):
         return False
-    empty = block.startswith((b"\n", b"\r\n")) or b"\n\n" in block or b"\n\r\n" in block
-    if empty or b"\0" in block or block.startswith(codecs.BOM_UTF8):
+    if b"\0" in block or block.startswith(codecs.BOM_UTF8):
         return False
     if b'"' not in block:
         return _has_short_lines(block, LONGEST)
-    return _has_short_lines(block, min(LONGEST, csv.field_size_limit())) and _quotes_values(
-        block, delimiter
-    )
+    longest = min(LONGEST, csv.field_size_limit())
+    return _has_short_lines(block, longest) and _quotes_values(block, delimiter)
 
 
 def _quotes_values(block: bytes, delimiter: str) -> bool:
-    """Whether every second quote opens a value, and the next one closes it in the same line."""
+    """Whether every second quote begins a value, and the next one ends it."""
     signs = np.frombuffer(block, np.uint8)
     quotes = np.flatnonzero(signs == ord('"'))
     if len(quotes) % 2:
         return False
     opening, closing = quotes[::2], quotes[1::2]
-    ends = np.concatenate([[ord("\n")], signs, [ord("\n")]])  # signs[k] is ends[k + 1]
-    before, after = ends[opening], ends[closing + 2]
-    lines = np.flatnonzero(signs == ord("\n"))
-    whole = np.searchsorted(lines, opening) == np.searchsorted(lines, closing)
-    opens = np.isin(before, (ord(delimiter), ord("\n")))
-    closes = np.isin(after, (ord(delimiter), ord("\n"), ord("\r")))
-    return bool((whole & opens & closes).all())
+    before, after = signs[opening - 1], signs[(closing + 1) % len(signs)]
+    begins = (before == ord(delimiter)) | (before == ord("\n")) | (opening == 0)
+    ends = (after == ord(delimiter)) | (after == ord("\n")) | (after == ord("\r"))
+    return bool((begins & (ends | (closing == len(signs) - 1))).all())
 
 
 def _has_short_lines(block: bytes, longest: int) -> bool:
     """Whether every half of the longest allowed line has an end of a line in it."""
     half = longest // 2
-    return all(b"\n" in block[at : at + half] for at in range(0, len(block) - half, half))
+    places = range(0, len(block) - half, half)
+    return all(block.find(b"\n", at, at + half) >= 0 for at in places)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from dpscaffold.algorithms import Algorithm, Known, Local, Participant, Slots, Upload
 from dpscaffold.errors import BadInput
+from dpscaffold.privacy.aggregate import CLIPPED_SHARE
 from dpscaffold.privacy.mechanism import Sampling, Unit
 from dpscaffold.randomness.csprng import on_grid
 from dpscaffold.tasks import Batch, Clip, Task
@@ -99,19 +100,20 @@ def noised_mean(
     """The same for a secure sum: added up in float64, and not rounded to any grid yet.
 
     In float32 the rounding of a sum of b gradients may move it by 2b²·2⁻²⁴·C more than C: 3 % at
-    b = 500. In float64 it is 6·10⁻¹¹, and with float32 products of 64 records at a time 5·10⁻⁴;
-    the accountant takes it off. Where a record changes the places of others, it could change all
-    of these products, so all are float64.
+    b = 500. With float32 products of 64 records at a time it is at most 5·10⁻⁴, so gradients are
+    clipped to a little less than C. Where a record changes the places of others, it could change
+    all of these products, so all are float64.
     """
     if not isinstance(scales.clip, Tensor) or scales.noise is None or normals is None:
         raise BadInput(
             "no-noise", "a secure sum needs a fixed clip and noise; give privacy.clip and noise"
         )
+    clip = scales.clip * CLIPPED_SHARE
     if sums_exactly(task):
         exact: Exact = "double" if scales.shifting else "blocks"
-        clipped = task.clipped_sum(params, replace(batch, exact=exact), scales.clip)
+        clipped = task.clipped_sum(params, replace(batch, exact=exact), clip)
     else:
-        clipped = task.clipped_sum(params.double(), _in_double(batch), scales.clip.double())
+        clipped = task.clipped_sum(params.double(), _in_double(batch), clip.double())
     if clipped.total.dtype != torch.float64:
         raise BadInput(
             "wrong-type",
