@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from dpscaffold.atomic import write_text
-from dpscaffold.planning.recommendation import Recommendation, as_tables, hog_steps
+from dpscaffold.planning.recommendation import Recommendation, as_tables, image_steps
 from dpscaffold.planning.surrogate import SEPARATIONS
 from dpscaffold.planning.trial import Choice
-from dpscaffold.privacy import bound_for
+from dpscaffold.privacy import Cost, bound_for
 from dpscaffold.privacy.bound import ALONE
+from dpscaffold.privacy.preparation import charged
 from dpscaffold.privacy.released import Released
 from dpscaffold.privacy.showing import digits_up, round_up
 from dpscaffold.privacy.statement import large_delta
@@ -60,8 +61,11 @@ def plan_lines(found: Recommendation) -> list[str]:
         *notes,
     ]
     if found.facts.image_shape is not None:
-        steps = json.dumps(hog_steps(found.facts.image_shape))
-        lines.append(f"Features: data.preprocess = {steps}, which costs no privacy.")
+        steps = ", ".join(map(_inline, image_steps(found.facts, found.goal)))
+        lines.append(
+            f"Features: data.preprocess = [{steps}]; hog reads no record, and a noised mean is "
+            f"counted in ε."
+        )
     if found.smaller:
         lines.append(found.smaller)
     if found.facts.similarity is None:
@@ -72,6 +76,18 @@ def plan_lines(found: Recommendation) -> list[str]:
     lines += found.preset.remarks
     lines.append("Nothing private was read: no privacy was spent on this choice.")
     return lines
+
+
+def _inline(step: str | dict[str, Any]) -> str:
+    """A step as a configuration spells it.
+
+    >>> _inline({"step": "centre", "fit": "private"})
+    '{ step = "centre", fit = "private" }'
+    """
+    if isinstance(step, str):
+        return json.dumps(step)
+    pairs = ", ".join(f"{key} = {json.dumps(value)}" for key, value in step.items())
+    return f"{{ {pairs} }}"
 
 
 def _what(found: Recommendation) -> str:
@@ -120,7 +136,8 @@ def _promise(found: Recommendation) -> list[str]:
         proved = round_up(bound_for(run, "server").epsilon(run))
         lines.append(f"What is proved of this plan is ε = {proved} towards the server.")
     elif run.relation != "replace-one":
-        said = Released(run, run.rounds, colluders=found.setting.budget.colluders)
+        colluders = found.setting.budget.colluders
+        said = Released(run, run.rounds, costs=_costs(found), colluders=colluders)
         replaced = said.towards(goal.view).replace_one
         if replaced is not None:
             lines.append(
@@ -143,7 +160,13 @@ def epsilon_alone(found: Recommendation) -> float | None:
     run = found.setting.describe()
     if run is None or run.secure is None:
         return None
-    return Released(run, run.rounds).towards(ALONE).epsilon
+    return Released(run, run.rounds, costs=_costs(found)).towards(ALONE).epsilon
+
+
+def _costs(found: Recommendation) -> tuple[Cost, ...]:
+    """What preparation costs besides the run."""
+    run = found.setting.describe()
+    return () if run is None else charged(found.setting.roster.schema.preparation, run)[0]
 
 
 def as_json(found: Recommendation) -> dict[str, Any]:
@@ -203,7 +226,7 @@ def _completed(found: Recommendation, given: Mapping[str, Any]) -> dict[str, Any
         whole[name] = {**table, **kept, **table} if name != "task" else {**table, **kept}
     shape, data = found.facts.image_shape, given.get("data")
     if shape is not None and data is not None:
-        whole["data"] = {**data, "preprocess": hog_steps(shape)}
+        whole["data"] = {**data, "preprocess": image_steps(found.facts, found.goal)}
     limits = {k: v for k, v in given.get("privacy", {}).items() if k != "noise"}
     whole["privacy"] = {**limits, **tables["privacy"]}
     if found.preset.algorithm is not None and given.get("algorithm"):
