@@ -212,8 +212,12 @@ def test_a_quantile_of_norms_is_private_or_refused() -> None:
     for step, said in (
         ({"step": "clip-quantile", "noise": 1.0}, "missing-key: norm_bound"),
         ({"step": "clip-quantile", "norm_bound": 1.0}, "noise-or-epsilon"),
-        ({"step": "clip-quantile", "fit": "unprotected", "norm_bound": 1.0}, "'private'"),
-        ({"step": "clip-quantile", "quantile": 1.5, "norm_bound": 1.0, "noise": 1.0}, "quantile"),
     ):
-        with pytest.raises(BadInput, match=said.split(": ")[-1]):
+        with refuses(said):
             parse_steps([step])
+    complete = {"step": "clip-quantile", "norm_bound": 1.0, "noise": 1.0}
+    with refuses("not-applicable: statistics"):
+        parse_steps([complete | {"statistics": "a"}])
+    for wrong in ({"fit": "unprotected"}, {"quantile": 1.5}):
+        with pytest.raises(BadInput, match=next(iter(wrong))):
+            parse_steps([complete | wrong])

@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 from dpscaffold import Gaussian, Logistic, Model, Plan, fedavg, load_model, train
 from dpscaffold.cli import app
 from dpscaffold.data import load, load_federation, prepare
-from dpscaffold.data.prepared import Ranges
+from dpscaffold.data.prepared import Ranges, UnitNorm
+from dpscaffold.data.tables.draft import draft_arrays
 from dpscaffold.errors import BadInput
 from dpscaffold.models import predict_files
 
@@ -271,3 +272,39 @@ def test_ranges_that_are_none_are_refused(tmp_path: Path, ranges: Any, said: str
     keys = {**KEYS, "path": str(clinics(tmp_path / "t.csv")), "ranges": ranges}
     with refuses(said):
         load_federation(keys)
+
+
+def preprocess_of(features: np.ndarray, folder: Path) -> str:
+    """The steps that init drafts for these features."""
+    np.savez(folder / "a.npz", features=features, labels=np.arange(len(features)) % 2)
+    text = draft_arrays(folder / "a.npz", 2.0)
+    return next(line for line in text.splitlines() if line.startswith("preprocess"))
+
+
+def test_arrays_are_standardised_only_where_columns_have_different_scales(tmp_path) -> None:
+    rng = np.random.default_rng(0)
+    many, few = rng.random((60, 100)), rng.uniform(-1, 1, (60, 7))
+    components = rng.normal(size=(60, 60)) * np.geomspace(9, 1, 60)
+    assert "clip-norm:3" in preprocess_of(many, tmp_path)
+    assert "unit-norm" in preprocess_of(many / 100, tmp_path)
+    pixels = rng.integers(0, 256, (60, 5, 5)).astype(np.uint8)
+    assert "standardise" not in preprocess_of(pixels, tmp_path)
+    assert "standardise" not in preprocess_of(components, tmp_path)
+    assert "clip-norm:2.65" in preprocess_of(few, tmp_path)
+    assert "standardise" in preprocess_of(few * 2, tmp_path)
+    assert "standardise" in preprocess_of(many * np.geomspace(1, 1e4, 100), tmp_path)
+
+
+def test_the_default_of_arrays_reads_no_record_and_warns_of_scales(tmp_path) -> None:
+    rng = np.random.default_rng(0)
+    for factor, warned in ((np.ones(30), False), (np.geomspace(1, 1e4, 30), True)):
+        rows = rng.normal(size=(60, 30)) * factor
+        np.savez(tmp_path / "a.npz", features=rows, labels=np.arange(60) % 2)
+        said: list[str] = []
+        settings = {"source": "npz", "path": str(tmp_path / "a.npz"), "users": 3}
+        federation = load_federation(settings, said.append)
+        assert any("different scales" in note for note in said) == warned
+        assert federation.preparation[-1] == UnitNorm()
+        said.clear()
+        load_federation({**settings, "preprocess": ["unit-norm"]}, said.append)
+        assert not any("different scales" in note for note in said)

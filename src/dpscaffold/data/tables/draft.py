@@ -63,8 +63,10 @@ def array_steps(features: np.ndarray, release: bool) -> tuple[list[str], float]:
     columns = int(np.prod(features.shape[1:]))
     rows = features.reshape(len(features), columns)
     if columns >= MANY_COLUMNS and one_scale(rows):
+        long = float(np.median(np.linalg.norm(rows.astype(np.float32), axis=1))) >= MOST_NORM
         why = "# The columns have one scale: no statistic is needed, and none is computed from the"
-        return [why, '# records ("Preprocessing and privacy").', 'preprocess = ["unit-norm"]'], 1.0
+        step, norm = (f"clip-norm:{MOST_NORM:g}", MOST_NORM) if long else ("unit-norm", 1.0)
+        return [why, '# records ("Preprocessing and privacy").', f'preprocess = ["{step}"]'], norm
     if columns < MANY_COLUMNS and _bounded(rows):
         norm = float(f"{columns**0.5:.3g}")
         why = "# Values are in [-1, 1], so no row is longer: nothing is computed from the records,"
