@@ -85,7 +85,7 @@ def test_a_strict_member_of_a_secure_sum_costs_all_or_its_own_weight():
 def test_the_variance_of_the_mean_is_what_the_formula_says():
     run = planned(UNEQUAL, weighting="records").calibrated(TABLE)
     weights = [float(size) for size in UNEQUAL]
-    tau = 0.7**2 / run.task.parameters
+    tau = 0.7**2
     each = [
         (2 * 0.7 * noise / (size // 3)) ** 2 / 3 + tau
         for noise, size in zip(run.privacy.noise_by_user, UNEQUAL, strict=True)

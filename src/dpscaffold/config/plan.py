@@ -78,8 +78,8 @@ class PlanSettings(ConfigTable):
     integers, 1 or more. Example: ``[50, 20, 10]``"""
     heterogeneity: float | None = None
     """τ² of weighting 'noise', a public number: the variance between users of one coordinate of
-    their mean clipped gradients. By default C²/P for a model with P parameters, the most that
-    clipping leaves. Value: a number, 0 or more. Example: ``0.0001``"""
+    their mean clipped gradients. By default C², the most that clipping leaves. Value: a number, 0
+    or more, with weighting = 'noise'. Example: ``0.1``"""
     _built: Plan = PrivateAttr()
 
     @model_validator(mode="after")

@@ -131,12 +131,12 @@ def noise_weight(variance: Number, heterogeneity: float) -> Number:
     return (heterogeneity or 1.0) / (variance + heterogeneity)
 
 
-def heterogeneity_of(plan: Plan, clip: float | str, parameters: int) -> float:
-    """τ²: the plan's, or C²/P. Mean clipped gradients have norm at most C, so that the variances of
-    their P coordinates add up to at most C²."""
+def heterogeneity_of(plan: Plan, clip: float | str) -> float:
+    """τ²: the plan's, or C². A coordinate of a mean of clipped gradients lies between −C and C, so
+    its variance between users is at most C²."""
     if plan.heterogeneity is not None:
         return plan.heterogeneity
-    return 0.0 if isinstance(clip, str) else float(clip) ** 2 / parameters
+    return 0.0 if isinstance(clip, str) else float(clip) ** 2
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ class Plan:
         steps_by_user: K_i, the steps of every user in a round, in the users' order, if they differ.
             The largest is ``local_steps``, which is accounted.
         heterogeneity: τ² of ``weighting="noise"``, a public number: the variance between users of
-            one coordinate of their mean clipped gradients. None means C²/P, the most that clipping
+            one coordinate of their mean clipped gradients. None means C², the most that clipping
             leaves.
 
     >>> Plan(rounds=10, user_ratio=0.25).cohort_size(users=10)

@@ -331,9 +331,9 @@ class Setting:
 
     @property
     def heterogeneity(self) -> float:
-        """τ² of weights by noise: the plan's, or C²/P."""
+        """τ² of weights by noise: the plan's, or C²."""
         clip = "median" if self.privacy is None else self.privacy.clip
-        return heterogeneity_of(self.plan, clip, self.task.parameters)
+        return heterogeneity_of(self.plan, clip)
 
     def spreads(self, rows: Tensor | None = None, dtype: torch.dtype = torch.float64) -> Tensor:
         """The standard deviation of the noise on a step's gradient of these users, or of all,
