@@ -594,7 +594,7 @@ DEPLOYED = (
         "site personalise",
         "its records",
         "site/one/site.toml",
-        acts="--run 7; --out other; --strength 1; --json; --noised --epsilon 1",
+        acts="--run 7; --out other; --strength nowhere; --json; --noised --epsilon 1",
         refused="--epsilon 1; --steps 5; --step-size 1",
     ),
     Mode(

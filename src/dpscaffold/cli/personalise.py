@@ -145,7 +145,6 @@ def _noised(
     model: Model, rows: SiteRows, run: Path, site: str, strength: Strength, noise: Noise
 ) -> Model:
     """The model of noised steps; the journal of the common model has them before they are taken."""
-    from dpscaffold.models.loading import find_model
     from dpscaffold.models.noised import composed, composed_personal, noised_fit, steps_after
 
     _refuse_budget_file(run)
@@ -159,7 +158,7 @@ def _noised(
     given = steps_after(
         said.run, len(rows), noise.epsilon, steps=noise.steps, step_size=noise.step_size
     )
-    stated = composed(model, given, find_model(run), site)
+    stated = composed(model, given, run, site)
     fit = noised_fit(model.task, rows, model.params, given, strength)
     return composed_personal(model, fit, site, stated)
 

@@ -10,6 +10,7 @@ add (:mod:`dpscaffold.privacy.further`).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -23,8 +24,11 @@ from dpscaffold.engines.participation.drawing import Row
 from dpscaffold.engines.participation.participate import participate
 from dpscaffold.engines.participation.records import LocalRecords
 from dpscaffold.errors import BadInput
+from dpscaffold.federation import Federation
+from dpscaffold.models.loading import find_model
 from dpscaffold.models.model import Model
 from dpscaffold.models.personal import COMPOSED_EPSILON, Strength
+from dpscaffold.models.storage import WITHIN
 from dpscaffold.privacy import Mechanism, PrivacyError
 from dpscaffold.privacy.bounds import CAP
 from dpscaffold.privacy.calibrate import calibrate_noise
@@ -41,7 +45,7 @@ from dpscaffold.tasks import Task
 from dpscaffold.tasks.clipping import prepared
 from dpscaffold.tasks.near import SiteRows
 
-#: The journal, in a model's folder, of the noised personal models that were made of it.
+#: The journal, in a run folder, of the noised personal models that were made of its model.
 RELEASES = "noised.jsonl"
 #: The name of the mechanism in statements.
 NAME = "noised fine-tuning"
@@ -128,6 +132,16 @@ class NoisedSteps:
         )
 
 
+@dataclass(frozen=True)
+class NoiseStream:
+    """Where the noise of some steps comes from. A simulation draws it from its seed, in a round
+    that the run does not have."""
+
+    randomness: Randomness
+    round: int = 2
+    user: int = 0
+
+
 def steps_after(
     run: Mechanism,
     records: int,
@@ -181,6 +195,7 @@ def noised_fit(
     given: NoisedSteps,
     strength: Strength = "auto",
     used: Tensor | None = None,
+    stream: NoiseStream | None = None,
 ) -> Tensor:
     """The parameters (P,) after the noised steps. Every call draws new noise: it is a release.
 
@@ -192,20 +207,23 @@ def noised_fit(
         strength: λ of the pull towards x, which is added after the noise; ``"auto"`` pulls nothing
             and shrinks the result towards x by the known noise.
         used: Which records contribute, (N,); None means all.
+        stream: Where the noise comes from; None means the operating system.
     """
+    stream = stream or NoiseStream(Randomness(0, secret=True))
     features, squares = prepared(task, rows.features, common.device)
     weight = None if used is None or bool(used.all()) else used.float()
     records = LocalRecords(features, squares, rows.labels, [0], weight=weight)
     algorithm = mean_regularised(fedavg(), strength)
     declared = given.records if given.declared else None
-    stream = Randomness(0, secret=True)
-    row = Row(0, len(rows), given.records, given.plan, given.mechanism, stream, declared=declared)
+    query = replace(given.mechanism, secret=stream.randomness.secret)
+    sized = (stream.user, len(rows), given.records, given.plan, query)
+    row = Row(*sized, stream.randomness, declared=declared)
     shared = {"pull": torch.zeros(1, 1)} if strength == "auto" else {}
     memory = {
         name: torch.zeros(1, task.parameters if kind == "vector" else 1)
         for name, kind in algorithm.remembers.items()
     }
-    broadcast = Broadcast(2, common[None], shared)
+    broadcast = Broadcast(stream.round, common[None], shared)
     _, kept = participate(task, algorithm, [row], records, broadcast, memory)
     return given_out(kept, common)[0]
 
@@ -221,15 +239,35 @@ def composed_personal(model: Model, params: Tensor, site: str, said: Statement) 
     )
 
 
+def noised_models(
+    model: Model, federation: Federation, given: Sequence[NoisedSteps], stream: NoiseStream
+) -> Tensor:
+    """The noised personal parameters of all users, (M, P)."""
+    found = []
+    for user, steps in enumerate(given):
+        rows = SiteRows(*federation.train.of(user))
+        own = replace(stream, user=user)
+        found.append(noised_fit(model.task, rows, model.params, steps, stream=own))
+    return torch.stack(found)
+
+
 def composed(model: Model, given: NoisedSteps, folder: Path, site: str) -> Statement:
     """The statement of a model that these steps will give, written to the journal of the common
     model's folder **before** a step is taken. Earlier noised models of that folder count too,
     whatever site they name, because nobody checks whose rows a table holds."""
     assert model.privacy is not None
-    journal = Journal(folder / RELEASES)
+    journal = Journal(_journal_of(folder))
     before = [FurtherRelease(NAME, line["epsilon"], line["delta"]) for line in journal.lines()]
     said = with_further(model.privacy, [*before, given.release])
     line = {"event": "noised", "site": site, "epsilon": given.spent, "delta": given.delta}
     mechanism = {"steps": given.steps, "records": given.records, **given.mechanism.to_json()}
     journal.append({**line, "mechanism": mechanism})
     return said
+
+
+def _journal_of(folder: Path) -> Path:
+    """The journal of a run folder, or of a model's own folder. The model of a run is written again
+    on resume, so its journal is next to it."""
+    place = find_model(folder)
+    within_run = place.name == WITHIN and (place.parent / "config.toml").exists()
+    return (place.parent if within_run else place) / RELEASES

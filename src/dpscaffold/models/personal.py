@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from dpscaffold.algorithms.mean_regularised import given_out
@@ -51,6 +52,8 @@ COMPOSED_EPSILON = (
     "composed ε of its statement, that of the run and of these steps together, covers it and its "
     "answers."
 )
+#: Where a run folder keeps the noised personal models of its users.
+NOISED = "personal.safetensors"
 #: Where a run folder keeps the three numbers of every site.
 JOINING = "personal.json"
 #: The share of rows that is held out where one table must serve for fitting and for testing.
@@ -101,7 +104,9 @@ def own_models(setting: Setting, memories: Memories, common: Tensor) -> Tensor |
 
 
 def stored_models(folder: Path, users: int, common: Tensor) -> Tensor:
-    """The users' own parameters (M, P) in the checkpoint of a run that trains them."""
+    """The users' own parameters (M, P) in the folder of a run that makes them."""
+    if (folder / NOISED).exists():
+        return load_file(folder / NOISED)["personal"]
     saved = RunFolder(folder).load_checkpoint()
     if saved is None or "personal" not in saved.memories["slots"]:
         raise BadInput(

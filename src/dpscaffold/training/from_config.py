@@ -29,6 +29,7 @@ from dpscaffold.training import run as run_setting
 from dpscaffold.training.distributed import own_hardware
 from dpscaffold.training.events import Listener, ListenerList, silence
 from dpscaffold.training.front import require_folder
+from dpscaffold.training.noised import refuse_noised, with_noised
 from dpscaffold.training.progress import Progress
 from dpscaffold.training.stopping import Stopping
 
@@ -188,6 +189,8 @@ def run_settings(
         settings = for_release(settings, federation)
     setting = _setting_of(settings, federation)
     _refuse_shared(setting, ranks)
+    if settings.personal is not None and settings.personal.noised:
+        refuse_noised(setting, None if privacy is None else privacy.budget_file)
     resolved, home = settings.resolved(setting), settings.home
     if say is not None:
         say(str(federation))
@@ -233,6 +236,8 @@ def _with_joining(result: Result, settings: Configuration) -> Result:
     kept in the run folder."""
     if settings.personal is None or result.ended == "interrupted":
         return result
+    if settings.personal.noised:
+        result = with_noised(result, settings.personal)
     joining = result.compare_sites("auto" if result.own is not None else settings.personal.strength)
     if result.folder is not None:
         RunFolder(result.folder).write_text(

@@ -11,6 +11,7 @@ from torch import Tensor
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
 from dpscaffold.models.model import Model, Raw
+from dpscaffold.models.noised import composed_personal
 from dpscaffold.models.personal import (
     SitesCompared,
     Strength,
@@ -52,7 +53,9 @@ class Result:
         origin: Where the model comes from, for its model card.
         joining: Local, global and personal metric of every user, where the configuration has
             ``[personal]``; ε does not cover it.
-        own: The users' own parameters (M, P), where they were trained during the run.
+        own: The users' own parameters (M, P), where they were trained during the run, or fine-tuned
+            by noised steps after it.
+        composed: The statement of noised personal models: that of the run and of their steps.
     """
 
     setting: Setting
@@ -69,6 +72,7 @@ class Result:
     origin: Origin = field(default_factory=Origin)
     joining: SitesCompared | None = None
     own: Tensor | None = field(default=None, repr=False)
+    composed: Statement | None = field(default=None, repr=False)
 
     @property
     def final(self) -> HistoryRow:
@@ -120,7 +124,8 @@ class Result:
         own records.
 
         The former is covered by ε towards the server. The latter is fitted without noise, so
-        neither it nor its answers are covered by ε.
+        neither it nor its answers are covered by ε, unless ``personal.noised`` is true: then the
+        composed ε of its statement covers it.
 
         Args:
             user: The user's name or number.
@@ -136,7 +141,10 @@ class Result:
         number = user_number(self.federation, user)
         if self.own is not None:
             self._refuse_strength(strength)
-            return noised_personal(self.model, self.own[number], self.federation.names[number])
+            name = self.federation.names[number]
+            if self.composed is not None:
+                return composed_personal(self.model, self.own[number], name, self.composed)
+            return noised_personal(self.model, self.own[number], name)
         rows = SiteRows(*self.federation.train.of(number))
         return personal_model(self.model, rows, self.federation.names[number], strength)
 
