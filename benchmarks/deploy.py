@@ -51,6 +51,7 @@ POLICY = {
     "rehearsal": "true",
     "max_participations": "1000",
     "min_noise": "0.1",
+    "max_parameters": "100_000_000",
     "algorithms": '["scaffold", "fedavg", "scaffold-balanced"]',
 }
 CLASSES = 10
