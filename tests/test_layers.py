@@ -31,7 +31,7 @@ LAYERS = (
     "config models",
     "training",
     "deployment",
-    "sums",
+    "sums flower",
     "planning tuning",
     "audit training.from_config",
     "report config.reference",

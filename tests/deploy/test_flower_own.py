@@ -218,7 +218,9 @@ def test_a_participation_is_counted_before_it_is_computed(tmp_path, monkeypatch)
     assert set(made.refused.values()) == {"site-error"}
     assert clients.participations(11) == 1
     assert made.guarantee.epsilon == made.guarantee.granted
-    assert all("patient" not in str(from_records(answer.content).header) for _, answer in clients.seen)
+    assert all(
+        "patient" not in str(from_records(answer.content).header) for _, answer in clients.seen
+    )
 
 
 def test_own_functions_are_never_called(tmp_path):
@@ -261,6 +263,20 @@ def test_a_run_has_one_budget_and_one_plan(tmp_path):
     assert clients.participations(11) == spent
     with refuses("too-few-sites: policy-runs"):  # ε and δ are for one run
         strategy(plan(rounds=2)).start(clients)
+
+
+def test_a_run_that_never_began_costs_nothing(tmp_path):
+    """Grants are final with the first participation, as at a deployed site."""
+    clients = Clients(tmp_path, epsilon=3.0)
+    for _ in range(3):
+        clients.apps[13] = client_app(replace(clients.training, epsilon=1e-6))
+        with refuses("too-few-sites: 13: policy-epsilon"):
+            strategy(plan(rounds=2), clients=3).start(clients)
+    del clients.apps[13]
+    strategy(plan(rounds=2)).start(clients)
+    assert clients.participations(11) == 2
+    said = (tmp_path / "11" / "client.log").read_text()
+    assert "ε = 3" not in said and "took part 2 times" in said
 
 
 def header_of(clients, node):
@@ -458,6 +474,8 @@ def test_bad_arguments_are_refused(tmp_path):
             Strategy(net(), plan(), privacy, (FEATURES,))
     with refuses("unknown-algorithm"):
         strategy(algorithm=scaffold().replace(name="fedavg"))
+    with refuses("no-participants"):
+        strategy(plan(user_ratio=0.2))
     with refuses("out-of-range: clients"):
         strategy(clients=0)
     made = strategy()
@@ -477,7 +495,7 @@ def test_bad_arguments_are_refused(tmp_path):
 def test_a_node_needs_a_folder(tmp_path):
     clients = Clients(tmp_path)
     clients.context = lambda node: Context(1, node, {}, RecordDict(), {})
-    with refuses("too-few-sites: site-error"):
+    with refuses("missing-argument: --node-config"):
         strategy().start(clients)
     shared = replace(clients.training, state=tmp_path / "all")
     clients.apps = {node: client_app(shared) for node in (11, 12)}

@@ -21,6 +21,13 @@ NOT_RUN = [
         "a part of a site's file; tests/deploy/test_sums_deployed.py reads whole ones",
     ),
     ("docs/index.md", "trains for about a minute; make demo is the same"),
+    *[
+        (
+            "docs/howto/flower.md",
+            "a Flower App of four files; tests/deploy/test_flower_app.py runs it",
+        )
+    ]
+    * 4,
     ("docs/howto/gpu.md", "needs a CUDA device; tests/engines and benchmarks/gpu.py run there"),
     (
         "docs/howto/machines.md",

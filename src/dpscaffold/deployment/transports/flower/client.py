@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from dpscaffold.config import TaskSettings
+from dpscaffold.deployment.observe.logs import rotating_log
 from dpscaffold.deployment.protocol.agreement import SchemaSettings
 from dpscaffold.deployment.protocol.messages import (
     Json,
@@ -42,7 +43,7 @@ from dpscaffold.deployment.site.checking import (
     entry_of,
     question_of,
 )
-from dpscaffold.deployment.site.file import SMALLEST_DELTA, Policy, check_terms, grant
+from dpscaffold.deployment.site.file import SMALLEST_DELTA, Policy, SiteGrant, check_terms, grant
 from dpscaffold.deployment.site.ledger import GrantedRun, SiteLedger
 from dpscaffold.deployment.site.memory import Enrolment, PendingUpload, RunMemory, StateFolder
 from dpscaffold.deployment.site.reading import SiteRecords
@@ -51,12 +52,12 @@ from dpscaffold.deployment.transports.flower.wire import from_records, to_record
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.schema import Schema
 from dpscaffold.privacy.ledger import spent
-from dpscaffold.privacy.showing import round_up
 from dpscaffold.tasks import LOSSES, ModuleTask
 from dpscaffold.tasks.fitting import check_task
 
 #: What reads a client's records: a dataset or loader of (x, y) pairs, or two arrays.
 Load = Callable[[Context], Any]
+Say = Callable[[str], None]
 Reply = tuple[dict[str, Json], Vectors]
 
 #: The name of the module in an offer: it is the app's own, and no other can be asked for.
@@ -201,17 +202,18 @@ class PrivateTraining:
                 f"dpscaffold.flower.Strategy; this client answers nothing else, as no guarantee "
                 f"would hold for it",
             )
+        say = _log_to(self._folder(context))
         try:
-            fields, vectors = self._answered(asked, context)
+            fields, vectors = self._answered(asked, context, say)
         except Refused as no:
-            _LOG.warning("refused: %s", no)
+            say(f"refused: {no}")
             fields, vectors = {"status": "no", "reason": no.code}, {}
         except Exception:  # whatever it is, only a code leaves: the text may show a record
-            _LOG.error("error: %s", traceback.format_exc())
+            say(f"error: {traceback.format_exc()}")
             fields, vectors = {"status": "no", "reason": "site-error"}, {}
         return Message(content=to_records(SignedMessage(fields, vectors)), reply_to=message)
 
-    def _answered(self, asked: SignedMessage, context: Context) -> Reply:
+    def _answered(self, asked: SignedMessage, context: Context, say: Say) -> Reply:
         try:
             state = StateFolder(self._folder(context), _NODE)
         except BadInput as error:
@@ -221,13 +223,14 @@ class PrivateTraining:
             ledger = SiteLedger(state.ledger, _NODE)
             if ledger.strange(asked.header.get("heads", []), state.head_key):
                 raise Refused("ledger-behind", "the server has seen another ledger of this node")
-            work = self._work(asked, context)
+            work = self._work(asked, context, say)
             kind = text_of(asked.header, "kind", "bad-offer")
             answer = {"offer": self._offer, "task": self._task}.get(kind)
             if answer is None:
                 raise Refused("version", f"{kind!r:.40}")
             memory = state.run(text_of(asked.header, "run", "unknown-run"))
             fields, vectors = answer(asked, work, memory, ledger)
+            say(_sentence(fields, asked.header))
             head = ledger.shown(state.head_key)
             return {**fields, "status": "yes", "ledger": dict(vars(head))}, vectors
         finally:
@@ -237,11 +240,15 @@ class PrivateTraining:
         """Where this node's ledger is; in a simulation each node has a part of its own."""
         given = self.state or context.node_config.get("state")
         if not given:
-            raise Refused("site-error", "start the node with --node-config 'state=\"FOLDER\"'")
+            raise BadInput(
+                "missing-argument",
+                "the node has no folder for its ledger; start it with --node-config "
+                "'state=\"FOLDER\"', or give PrivateTraining(state=…)",
+            )
         part = context.node_config.get("partition-id") if self.state else None
         return Path(str(given)) if part is None else Path(str(given)) / str(part)
 
-    def _work(self, asked: SignedMessage, context: Context) -> OfferedWork:
+    def _work(self, asked: SignedMessage, context: Context, say: Say) -> OfferedWork:
         """What is asked for, on this client's records; the policy is looked at first."""
         raw = asked.header.get("offer")
         if not isinstance(raw, dict):
@@ -255,7 +262,7 @@ class PrivateTraining:
             raise Refused("policy-sampling", "the number of records is public here")
         held = records_of(self.load(context), own)
         for sentence, _ in held.notes:
-            _LOG.warning("%s", sentence)
+            say(sentence)
         work = OfferedWork(
             offer, task, offer.build_algorithm(), held, len(held), False, torch.device("cpu")
         )
@@ -272,9 +279,7 @@ class PrivateTraining:
         """Reserve a grant for the run, and say how many records there are."""
         run, plan = memory.folder.name, digest(work.offer.to_dict())
         if run not in ledger.runs:
-            policy, left = self.policy, ledger.left(self.policy)
-            granted = grant(policy, work.terms, work.records, work.batch, left)
-            ledger.reserve(run, plan, granted, _account(work))
+            ledger.reserve(run, plan, self._granted(work, ledger), _account(work))
         if memory.enrolment() is None:
             memory.write_enrolment(
                 Enrolment(
@@ -289,7 +294,14 @@ class PrivateTraining:
                 )
             )
         entry = self._entry(work, memory, ledger)
-        return {"records": work.records, **_granted(entry)}, {}
+        return {"records": work.records, **_most(entry)}, {}
+
+    def _granted(self, work: OfferedWork, ledger: SiteLedger) -> SiteGrant:
+        """A grant that fits next to those of runs in which this client took part; others, which
+        never began, are taken back."""
+        ledger.release(ledger.unused(besides=""))
+        left = ledger.left(self.policy)
+        return grant(self.policy, work.terms, work.records, work.batch, left)
 
     def _entry(self, work: OfferedWork, memory: RunMemory, ledger: SiteLedger) -> GrantedRun:
         """The run's grant; it was given for one plan and one number of records."""
@@ -326,26 +338,41 @@ class PrivateTraining:
         """The upload with the ε that this run has cost so far."""
         run = work.terms.run(work.records, work.batch, entry.grant.delta)
         cost = spent(run, entry.participations, run.groups[0])
-        _LOG.info(
-            "took part %d times of at most %d: ε = %s of %s at δ = %g, against the server and all "
-            "other clients",
-            entry.participations,
-            entry.grant.participations,
-            round_up(cost),
-            round_up(entry.grant.epsilon or math.inf),
-            entry.grant.delta,
-        )
         fields: dict[str, Json] = {
             "upload": pending.upload,
             "round": pending.round,
             "participations": entry.participations,
             "epsilon": cost,
-            **_granted(entry),
+            **_most(entry),
         }
         return fields, pending.vectors
 
 
-def _granted(entry: GrantedRun) -> dict[str, Json]:
+def _log_to(folder: Path) -> Say:
+    """Writes to Flower's log and to the node's own: a stock node keeps nothing of what its
+    ClientApp says."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    write = rotating_log(folder / "client.log")
+
+    def say(sentence: str) -> None:
+        _LOG.info("%s", sentence)
+        write(sentence)
+
+    return say
+
+
+def _sentence(fields: Mapping[str, Json], asked: Mapping[str, Json]) -> str:
+    """What the node's own log says of an answer."""
+    granted = f"{fields['granted']:.4g} at δ = {fields['delta']:g}"
+    if "epsilon" not in fields:
+        return f"run {asked['run']} was granted ε = {granted}"
+    return (
+        f"run {asked['run']}, round {fields['round']}: took part {fields['participations']} times, "
+        f"ε = {fields['epsilon']:.4g} of {granted}, against the server and all other clients"
+    )
+
+
+def _most(entry: GrantedRun) -> dict[str, Json]:
     """The most that a run may cost."""
     return {"granted": entry.grant.epsilon, "delta": entry.grant.delta}
 

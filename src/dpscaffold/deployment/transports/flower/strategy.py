@@ -156,6 +156,7 @@ class Strategy(FlowerStrategy):
             )
         if clients < 1:
             raise BadInput("out-of-range", f"clients is {clients}; give 1 or more")
+        plan.cohort_size(clients)  # refuses a share that selects nobody
         self.model, self.clients, self.wait = OwnModel(module, tuple(shape), loss), clients, wait
         self.model.check()
         self.task = self.model.task()
@@ -311,7 +312,7 @@ class Strategy(FlowerStrategy):
             raise BadInput(
                 "too-few-sites",
                 f"{len(sizes)} of {len(nodes)} clients accepted the plan and clients is "
-                f"{self.clients} ({said or 'no answer'}); see their logs",
+                f"{self.clients} ({said or 'no answer'}); see client.log in their folders",
             )
         order = tuple(sorted(sizes))
         names = tuple(str(node) for node in order)

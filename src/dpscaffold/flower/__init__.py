@@ -2,6 +2,9 @@
 
 ``Strategy`` belongs into the ServerApp, ``PrivateTraining`` (a client mod) or ``client_app`` into
 the ClientApp. See docs/howto/flower.md for a whole app, and for what is promised there.
+
+Belongs here: the names for users of Flower. Does not belong here: what they do, which is in
+``deployment/transports/flower``.
 """
 
 from __future__ import annotations
