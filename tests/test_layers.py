@@ -146,11 +146,11 @@ def test_every_part_has_its_layer():
     assert rooms == set(HEIGHT)
 
 
-def test_the_top_level_has_at_most_twenty_packages_and_three_modules():
+def test_the_top_level_has_at_most_twenty_one_packages_and_three_modules():
     entries = {name.partition(".")[0] for name in modules()} - {"", "__main__"}
     files = {name for name in entries if (ROOT / f"{name}.py").exists()}
     assert files == {"errors", "checks", "atomic"}
-    assert len(entries - files) <= 20
+    assert len(entries - files) <= 21
 
 
 def test_no_part_imports_a_higher_one():

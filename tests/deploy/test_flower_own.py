@@ -23,8 +23,8 @@ from flwr.supercore.task_identity import TaskIdentity  # isort: skip
 
 from dpscaffold.deployment.protocol.messages import SignedMessage
 from dpscaffold.deployment.site.work import OfferedWork
-from dpscaffold.deployment.transports.flower.client import OwnModel, records_of
 from dpscaffold.deployment.transports.flower.wire import from_records, to_records
+from dpscaffold.flower.client import OwnModel, records_of
 
 RECORDS, FEATURES, CLASSES = 40, 5, 3
 

@@ -12,8 +12,8 @@ app = ServerApp()
 
 @app.main()
 def main(grid, context):
-    plan = Plan(rounds=3, local_steps=5, user_ratio=1.0, data_ratio=0.1, learning_rate=2.0)
-    privacy = Gaussian(clip=1.0, noise=4.0, sampling="poisson")
+    plan = Plan(rounds=3, local_steps=10, user_ratio=1.0, data_ratio=0.1, learning_rate=4.0)
+    privacy = Gaussian(clip=1.0, noise=1.0, sampling="poisson")
     strategy = Strategy(make(), plan, privacy, SHAPE, clients=2)
     result = strategy.start(grid)
     out = Path(context.run_config["out"])

@@ -3,23 +3,12 @@
 ``Strategy`` belongs into the ServerApp, ``PrivateTraining`` (a client mod) or ``client_app`` into
 the ClientApp. See docs/howto/flower.md for a whole app, and for what is promised there.
 
-Belongs here: the names for users of Flower. Does not belong here: what they do, which is in
-``deployment/transports/flower``.
+Belongs here: what a user of Flower puts into an app. Does not belong here: Flower as a transport of
+deployed federations (``deployment``).
+
+The names of this package are listed in ``__init__.pyi`` and imported when first used.
 """
 
-from __future__ import annotations
+import lazy_loader
 
-from dpscaffold.deployment.transports.flower import require
-
-require()
-
-from dpscaffold.deployment.transports.flower.client import (  # noqa: E402
-    PrivateTraining,
-    client_app,
-)
-from dpscaffold.deployment.transports.flower.strategy import (  # noqa: E402
-    ClientGuarantee,
-    Strategy,
-)
-
-__all__ = ["ClientGuarantee", "PrivateTraining", "Strategy", "client_app"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -48,6 +48,7 @@ from dpscaffold.deployment.site.ledger import GrantedRun, SiteLedger
 from dpscaffold.deployment.site.memory import Enrolment, PendingUpload, RunMemory, StateFolder
 from dpscaffold.deployment.site.reading import SiteRecords
 from dpscaffold.deployment.site.work import OfferedWork, accepted_names
+from dpscaffold.deployment.transports.flower import require
 from dpscaffold.deployment.transports.flower.wire import from_records, to_records
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.schema import Schema
@@ -155,6 +156,7 @@ class PrivateTraining:
     state: str | Path | None = None
 
     def __post_init__(self) -> None:
+        require()
         if not callable(self.load):
             raise BadInput("wrong-type", "load is not a function; give one that reads the records")
         if not 0 < self.epsilon <= 1e6 or self.runs < 1:

@@ -29,12 +29,13 @@ from dpscaffold.deployment.protocol.shapes import upload_lengths
 from dpscaffold.deployment.server.agreed import roster_of
 from dpscaffold.deployment.server.bounds import upload_bounds
 from dpscaffold.deployment.server.sites import as_array, read_upload
-from dpscaffold.deployment.transports.flower.client import OwnModel
+from dpscaffold.deployment.transports.flower import require
 from dpscaffold.deployment.transports.flower.wire import from_records, to_records
 from dpscaffold.engines import Draw, Memories, State
 from dpscaffold.engines.aggregate import aggregate
 from dpscaffold.engines.rounds import announced
 from dpscaffold.errors import BadInput
+from dpscaffold.flower.client import OwnModel
 from dpscaffold.privacy.mechanism import PAIRS, Relation
 from dpscaffold.privacy.showing import round_up
 from dpscaffold.randomness.streams import Randomness
@@ -142,6 +143,7 @@ class Strategy(FlowerStrategy):
         clients: int = 2,
         wait: float = 300.0,
     ) -> None:
+        require()
         if not isinstance(privacy, Gaussian) or not privacy.noise > 0 or privacy.unit != "record":
             raise BadInput(
                 "no-noise",
