@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from dpscaffold import train
 from dpscaffold.cli import app
 from dpscaffold.deployment.protocol.agreement import read_offer
 from dpscaffold.deployment.protocol.exchange import Crash, Delivery, ExchangeStopped
+from dpscaffold.deployment.protocol.messages import new_key
 from dpscaffold.deployment.server.agreed import ABSENT, evaluation_on
 from dpscaffold.deployment.server.run import DeployedRun, Deployment
 from dpscaffold.deployment.server.sites import Patience
@@ -177,13 +179,85 @@ def test_a_run_is_resumed_as_itself_or_not_at_all(tmp_path):
     world = World(tmp_path / "sites", "scaffold", privacy=FIXED, rounds=4)
     with pytest.raises(Killed):
         deployment(world, tmp_path / "run", observer=killer(2)).run(world.names, False)
-    with refuses("roster-changed"):
-        deployment(world, tmp_path / "run").run(("east", "north"), True)
+    with refuses("roster-changed: somebody has to be left"):
+        deployment(world, tmp_path / "run").run(("coast",), True)
     other = World(tmp_path / "others", "scaffold", privacy=FIXED, rounds=5)
     with refuses("configuration-changed: plan.rounds"):
         deployment(other, tmp_path / "run").run(world.names, True)
     with refuses("run-exists"):
         deployment(world, tmp_path / "run").run(world.names, False)
+
+
+def without(world, out, name, resume=True):
+    """The run in ``out`` with the roster that is left when a site is removed."""
+    made, said = deployment(world, out), []
+    left = tuple(one for one in world.names if one != name)
+    made.post.publics = {one: made.post.publics[one] for one in left}
+    made.post.admitted = lambda: left
+    made.say = said.append
+    return made.run((*left, "coast"), resume), said
+
+
+@pytest.mark.parametrize("user_ratio", [1.0, 0.4])
+def test_a_removed_site_is_passed_over_when_the_run_is_resumed(tmp_path, user_ratio):
+    """As if it stayed away: the draw, and so everybody else's part, is the one that was agreed."""
+    ended = {}
+    for how in ("removed", "away"):
+        world = World(tmp_path / how, "scaffold", privacy=FIXED, rounds=6, user_ratio=user_ratio)
+        out = tmp_path / f"run-{how}"
+        with pytest.raises(Killed):
+            deployment(world, out, observer=killer(2)).run(world.names, False)
+        before = world.ledger("north").total
+        if how == "removed":
+            served, said = without(world, out, "north")
+            assert any("north was removed" in one for one in said)
+            assert any("coast was admitted" in one for one in said)
+        else:
+            world.exchange.fate = lambda name, signed, attempt: Delivery(lose_ask=name == "north")
+            patience = Patience(0, 2, 0.0)
+            served = deployment(world, out, patience=patience).run(world.names, True)
+        assert served.ended == "completed" and world.ledger("north").total == before
+        ended[how] = served
+    assert torch.equal(ended["removed"].state.params, ended["away"].state.params)
+    assert ended["removed"].participations == ended["away"].participations
+    assert ended["removed"].setting.users == 3
+
+
+def test_a_run_that_has_not_begun_needs_its_whole_roster(tmp_path):
+    world = World(tmp_path / "sites", "scaffold", privacy=FIXED, rounds=4)
+    world.exchange.fate = lambda name, signed, attempt: Delivery(
+        lose_ask=signed.header["kind"] == "begin" and name == "north"
+    )
+    with refuses("not-enrolled: --resume"):
+        deployment(world, tmp_path / "run").run(world.names, False)
+    with refuses("roster-changed: every site has to begin it … admit north again"):
+        without(world, tmp_path / "run", "north")
+    assert all(world.ledger(name).total == 0 for name in world.names)
+
+
+def test_a_secure_run_needs_all_its_members(tmp_path):
+    world = World(tmp_path / "sites", "fedavg", privacy=SECRET, rounds=4)
+    secure = replace(world.enrolled, offer={"secure": {"colluders": 1}}, nonces={"": "0"})
+    with refuses("roster-changed: keys of all members … admit south again"):
+        deployment(world, tmp_path / "run")._check_roster(secure, ("east", "north"))
+
+
+def test_a_run_goes_on_under_a_new_coordinators_key(tmp_path):
+    """The server's key is replaced between two rounds; sites that took the notice over go on, and
+    messages of the old key are refused."""
+    world = World(tmp_path / "sites", "scaffold", privacy=FIXED, rounds=4, user_ratio=1.0)
+    with pytest.raises(Killed):
+        deployment(world, tmp_path / "run", observer=killer(2)).run(world.names, False)
+    old, world.key = world.key, new_key()
+    for name in world.names:
+        world.restart(name)
+    stale = deployment(world, tmp_path / "run")
+    stale.post.key = old
+    assert stale.run(world.names, True).ended == "stalled"
+    assert all(world.ledger(name).total == 2 for name in world.names)
+    served = deployment(world, tmp_path / "run").run(world.names, True)
+    assert served.ended == "completed"
+    assert torch.equal(served.state.params, simulated(world).reached.params)
 
 
 def test_a_budget_of_the_servers_own_halts_the_run(tmp_path):

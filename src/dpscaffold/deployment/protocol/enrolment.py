@@ -7,7 +7,7 @@ every site.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -185,7 +185,7 @@ class SignedExchange:
         no: dict[str, str] = dict.fromkeys(questions, "no-answer")
         for name, answer in self.exchange.ask(self._asked(questions), accept).items():
             header = answer.header
-            if header.get("status") == "yes" and self._is_admitted(name):
+            if header.get("status") == "yes" and self.still_admitted([name]):
                 yes[name] = answer
                 del no[name]
                 self._confirm_heads(name, questions[name])
@@ -203,11 +203,13 @@ class SignedExchange:
 
     def _asked(self, questions: Mapping[str, SignedMessage]) -> Mapping[str, SignedMessage]:
         """The questions to sites that are still admitted."""
-        return {name: asked for name, asked in questions.items() if self._is_admitted(name)}
+        admitted = self.still_admitted(questions)
+        return {name: asked for name, asked in questions.items() if name in admitted}
 
-    def _is_admitted(self, name: str) -> bool:
-        """Whether a site was not removed; also asked of one that answers."""
-        return self.admitted is None or name in self.admitted()
+    def still_admitted(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Those of these sites that are on the roster now, and whose keys are known."""
+        live = self.publics if self.admitted is None else self.admitted()
+        return tuple(name for name in names if name in live and name in self.publics)
 
     def _confirm_heads(self, name: str, asked: SignedMessage) -> None:
         """The site's ledger contains the heads that it was asked with; later ones stay."""

@@ -156,13 +156,30 @@ class Deployment:
                 "plan-changed",
                 f"{self.folder.path} holds a run with another plan; resume it with that",
             )
-        if enrolled.names != names:
+        self._check_roster(enrolled, names)
+        return enrolled
+
+    def _check_roster(self, enrolled: EnrolledRun, names: tuple[str, ...]) -> None:
+        """Sites may have been removed since the run began, and others admitted.
+
+        The pool of the draw stays as everybody committed to it: a removed site is passed over where
+        it is drawn, as any that stays away, so nobody else is drawn more often than was agreed. An
+        admitted one cannot join: with it the pool, and with that what was agreed, would change.
+        """
+        gone = [name for name in enrolled.names if name not in names]
+        new = [name for name in names if name not in enrolled.names]
+        if gone and (enrolled.secure or not enrolled.begun or len(gone) == len(enrolled.names)):
+            why = "every site has to begin it" if not enrolled.begun else "somebody has to be left"
+            why = "secure sums need the keys of all members" if enrolled.secure else why
             raise BadInput(
                 "roster-changed",
                 f"{self.folder.path} holds a run of {', '.join(enrolled.names)}, and the roster is "
-                f"{', '.join(names)}; resume it with its own (--without leaves sites out)",
+                f"{', '.join(names)}; {why}, so admit {', '.join(gone)} again, or begin a new run",
             )
-        return enrolled
+        for name in gone:
+            self.say(f"{name} was removed: the run goes on without it, and it stays in the draw")
+        for name in new:
+            self.say(f"{name} was admitted after the run began; it takes part from the next run on")
 
     def _enrol(self, enrolled: EnrolledRun) -> EnrolledRun:
         """Whatever is still missing of offers, commitments and nonces."""

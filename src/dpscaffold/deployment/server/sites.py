@@ -102,7 +102,8 @@ class Sites:
         tally = RoundTally()
         while True:
             uploads = self._ask(broadcast.round, names, vectors, tally)
-            if len(uploads) >= min(self.patience.quorum, len(names)) or tally.is_past(names):
+            wanted = min(self.patience.quorum, len(self.post.still_admitted(names)))
+            if len(uploads) >= wanted or tally.is_past(names):
                 break
             tally.voids += 1
             if tally.voids > self.patience.voids:
