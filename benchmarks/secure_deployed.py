@@ -11,7 +11,7 @@ rounds each, plain and secure in turn, without the first round of each) and the 
 the medians.
 
 ``--kills N`` trains a rehearsal while N processes (sites, the server, the SuperLink, at random from
-``--seed``, one to three at a time) are killed with SIGKILL and started again, for at most
+``--seed``, one to four at a time) are killed with SIGKILL and started again, for at most
 ``--minutes``; two rounds after the last kill the server is stopped. ``--exact`` does the same
 without kills, over all rounds. Every sum that the server opened is then
 compared with the simulator's sum over the same list of sites, bit for bit, and every site's ledger
@@ -155,13 +155,13 @@ def measure(folder: Path, sites: int, parameters: int, rounds: int, repeats: int
 
 #: At most so many processes are killed at once, so many seconds after the last kills where no round
 #: was done in between, and so often in a row without a round in between.
-AT_ONCE, OUTAGE, IN_A_ROW = 3, 3.0, 3
+AT_ONCE, OUTAGE, IN_A_ROW = 4, 3.0, 2
 
 
 def kill_randomly(
     local: LocalFederation, config: Path, out: Path, kills: int, seed: int, until: float
 ) -> Counter:
-    """Kill one to three processes at a time until ``kills`` were killed or the time is over: after
+    """Kill one to four processes at a time until ``kills`` were killed or the time is over: after
     a new round, or within an outage. Then wait for two more rounds and stop the server."""
     stream, killed, dry = np.random.default_rng(seed), Counter[str](), 0
     everyone = [*local.names, "server", "link"]

@@ -331,3 +331,14 @@ def test_arrow_reads_the_blocks_that_are_plain(tmp_path, monkeypatch):
     site = read_records({"source": "csv", "path": "d.csv"}, tmp_path, rows)
     assert len(site) == 802 and int(site.used.sum()) == 801
     assert len(read) == 1 and read[0] < 100
+
+
+@pytest.mark.parametrize("cell", ["nan(1)", "NaN(abc)"])
+def test_a_cell_that_arrow_alone_takes_for_a_number(tmp_path, cell):
+    """The codec does not: the record counts and contributes nothing, whoever reads the block."""
+    (tmp_path / "d.csv").write_text(f"age,ill\n31,ja\n{cell},ja\n58,nein\n")
+    rows = SchemaSettings(
+        features=1, classes=2, columns=("age",), label="ill", class_names=("nein", "ja")
+    )
+    site = read_records({"source": "csv", "path": "d.csv"}, tmp_path, rows)
+    assert site.used.tolist() == [True, False, True], site.notes

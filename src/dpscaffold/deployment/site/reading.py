@@ -310,7 +310,8 @@ def _from_table(
     """Rows (n, width) and labels (n,) by the table codec. Records with a cell that cannot be read
     are added to the table's unused ones, and ``seen`` learns what the cells hold."""
     coding, faults = schema.coding, table.faults
-    reader = coding.reader(data.decimal if isinstance(data, SiteCsv) else ".")
+    decimal = data.decimal if isinstance(data, SiteCsv) else "."
+    reader = coding.reader(decimal)
 
     def unused(problem: CellProblem) -> None:
         faults.add(_unreadable(schema, problem.column), np.flatnonzero(problem.rows))
