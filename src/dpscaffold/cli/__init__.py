@@ -49,7 +49,7 @@ COMMANDS = {
 }
 
 #: The commands that several processes can share.
-ON_RANKS = ("train",)
+ON_RANKS = ("train", "tune", "plan", "reproduce")
 
 #: What ``dpscaffold --help`` says of each, in one line of 80 columns.
 SUMMARIES = {

@@ -95,13 +95,14 @@ def plan_command(
 
     from dpscaffold.config import parse, read_tables
     from dpscaffold.deployment.server.config import load_served
-    from dpscaffold.engines.machine import pick_device, stop_signals
+    from dpscaffold.engines.machine import stop_signals
     from dpscaffold.planning.asked import facts_of
     from dpscaffold.planning.recommendation import recommend
     from dpscaffold.report import planning
     from dpscaffold.report.tuning_progress import Rounds
     from dpscaffold.runs.written import plain
     from dpscaffold.training.events import StopRequested
+    from dpscaffold.training.sweep import sweeping
 
     refuse_unwritable(out)
     _refuse_own_output(config, out)
@@ -129,12 +130,18 @@ def plan_command(
         names = tuple(served.deploy.records or ()) if served else ()
         preset = replace(preset, budgets=settings.privacy.epsilon, names=names)
     console = Console(highlight=False, soft_wrap=True)
-    with stop_signals() as caught, Rounds(caught, as_json or quiet, "planning") as watcher:
-        try:
-            found = recommend(facts, goal, limits, preset, device=pick_device(device), tell=watcher)
-        except StopRequested as stopped:
-            console.print(f"stopped by {stopped} before a plan was found; nothing was written")
-            raise interrupted(str(stopped)) from None
+    asked_for = json.dumps([tables, repr([facts, goal, limits])], default=str)
+    with sweeping(device, asked_for) as sweep, stop_signals() as caught:
+        with Rounds(caught, as_json or quiet or not sweep.leads, "planning") as watcher:
+            try:
+                found = recommend(facts, goal, limits, preset, device=sweep.device, tell=watcher)
+            except StopRequested as stopped:
+                if sweep.leads:
+                    said = "before a plan was found; nothing was written"
+                    console.print(f"stopped by {stopped} {said}")
+                raise interrupted(str(stopped)) from None
+        if not sweep.leads:
+            return
     files = planning.write_plan(found, out, tables)
     if as_json:
         typer.echo(json.dumps(plain(planning.as_json(found)), indent=2, ensure_ascii=False))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +14,7 @@ from rich.console import Console
 
 from dpscaffold.cli.keys import complete_experiment
 from dpscaffold.cli.usage import interrupted, refuse_given
+from dpscaffold.engines.launcher import launched_ranks
 from dpscaffold.errors import BadInput
 
 if TYPE_CHECKING:
@@ -80,10 +82,14 @@ def reproduce_command(
 ) -> None:
     """Reproduce a figure or table of the paper; finished runs are not run again."""
     from dpscaffold.engines.machine import pick_device
+    from dpscaffold.paper.archive import mirrored
     from dpscaffold.paper.definition import experiment, names
     from dpscaffold.paper.reproduce import ReproduceRequest
+    from dpscaffold.training.sweep import sweeping
 
     rows, place = tuple(row or ()), out or Path("reproduction")
+    if name in PERSONAL or list_:
+        _refuse_ranks(name or "--list")
     if name in PERSONAL:
         other = {"--list": list_, "--row": row, "--only-runs": only_runs, "--estimate": estimate}
         other |= {"--no-folds": not folds, "--scale": scale != 1.0}
@@ -95,25 +101,35 @@ def reproduce_command(
     request = ReproduceRequest(
         place, seeds, scale, device or "cpu", folds, rows, only_runs, data_dir
     )
-    chosen = pick_device(request.device)
     _refuse_contradictions(name, list_, estimate, rows, device)
     if list_:
         unread: dict[str, object] = {"--only-runs": only_runs, "--quiet": quiet, "--out": out}
         refuse_given(unread, "which the list does not depend on; leave it out")
-        _list(request, chosen, estimate, as_json)
+        _list(request, pick_device(request.device), estimate, as_json)
         return
     if name is None:
         raise BadInput(
             "missing-argument",
             "no experiment was named; give one of dpscaffold reproduce --list, or all",
         )
-    written = {
-        one: _reproduce(experiment(one), request, chosen, quiet, as_json)
-        for one in names(name, rows)
-    }
-    if as_json:
+    chosen = [experiment(one) for one in names(name, rows)]
+    asked = repr((request.seeds, request.scale, folds, rows, only_runs, [e.name for e in chosen]))
+    with sweeping(request.device, asked) as sweep, mirrored(request.out, sweep.leads) as place:
+        mine = request if sweep.leads else replace(request, out=place, only_runs=True)
+        silent, hushed = as_json or not sweep.leads, quiet or not sweep.leads
+        written = {one.name: _reproduce(one, mine, sweep.device, hushed, silent) for one in chosen}
+    if as_json and sweep.leads:
         folders = {one: str(request.out / one) for one in written}
         typer.echo(json.dumps({"folders": folders, "files": written}, indent=2))
+
+
+def _refuse_ranks(what: str) -> None:
+    if launched_ranks() > 1:
+        raise BadInput(
+            "not-applicable",
+            f"{launched_ranks()} processes were started for 'dpscaffold reproduce {what}', which "
+            f"runs on one; start it without torchrun",
+        )
 
 
 def _personal(

@@ -174,15 +174,14 @@ def _run_seeds(
     """The same run with several seeds, and one table of them."""
     from dpscaffold.cli.compare import show
     from dpscaffold.training.from_config import run_seeds
+    from dpscaffold.training.sweep import agree, shared_by
 
     if ranks is not None:
-        raise BadInput(
-            "not-applicable",
-            f"--seeds is {seeds}, and {ranks.count} processes were started, which share one run; "
-            f"start it without torchrun",
-        )
-    run_seeds(settings, request.folder, seeds, request.resume, **how)
-    if not quiet:
+        how["device"] = str(ranks.device)
+    with shared_by(ranks):
+        agree("configuration", f"{seeds} {settings.model_dump_json()}")
+        run_seeds(settings, request.folder, seeds, request.resume, **how)
+    if not quiet and (ranks is None or ranks.leads):
         show([request.folder], None, as_json)
 
 

@@ -12,6 +12,8 @@ import typer
 from dpscaffold.cli.folder import refuse_unwritable
 from dpscaffold.cli.keys import complete_setting
 from dpscaffold.cli.usage import interrupted
+from dpscaffold.engines.launcher import launched_ranks
+from dpscaffold.errors import BadInput
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -43,12 +45,13 @@ def tune_command(
     """
     from rich.console import Console
 
-    from dpscaffold.engines.machine import pick_device, stop_signals
+    from dpscaffold.engines.machine import stop_signals
     from dpscaffold.planning.asked import planned_setting
     from dpscaffold.report.tuning import tuning_table, write_tuning
     from dpscaffold.report.tuning_progress import Rounds
     from dpscaffold.runs.written import plain
     from dpscaffold.training.events import StopRequested
+    from dpscaffold.training.sweep import sweeping
     from dpscaffold.tuning.tuning import read_tuning, tune
 
     settings, table = read_tuning(config, set_ or [])
@@ -56,14 +59,21 @@ def tune_command(
     refuse_unwritable(folder)
     console = Console(highlight=False, soft_wrap=True)
     if table.private:
+        _refuse_ranks()
         _tune_privately(settings, table, folder, device, console, as_json, quiet)
         return
-    with stop_signals() as caught, Rounds(caught, quiet=as_json or quiet) as watcher:
-        try:
-            tuned = tune(settings, table, pick_device(device), watcher, planned_setting)
-        except StopRequested as stopped:
-            console.print(f"stopped by {stopped} before the grid was finished; nothing was written")
-            raise interrupted(str(stopped)) from None
+    described = settings.model_dump_json() + table.model_dump_json()
+    with sweeping(device, described) as sweep, stop_signals() as caught:
+        with Rounds(caught, quiet=as_json or quiet or not sweep.leads) as watcher:
+            try:
+                tuned = tune(settings, table, sweep.device, watcher, planned_setting)
+            except StopRequested as stopped:
+                if sweep.leads:
+                    said = "before the grid was finished; nothing was written"
+                    console.print(f"stopped by {stopped} {said}")
+                raise interrupted(str(stopped)) from None
+        if not sweep.leads:
+            return
     files = write_tuning(tuned, folder, " ".join(["dpscaffold", *sys.argv[1:]]))
     if as_json:
         scores = [vars(score) | {"mean": score.mean} for score in tuned.scores]
@@ -82,6 +92,16 @@ def tune_command(
     console.print(
         f"{folder} holds {', '.join(files)}; train with dpscaffold train {folder / 'best.toml'}"
     )
+
+
+def _refuse_ranks() -> None:
+    """How many trials there are is secret, and each process would draw its own number."""
+    if launched_ranks() > 1:
+        raise BadInput(
+            "not-applicable",
+            f"tune.private is true, and {launched_ranks()} processes were started; its trials are "
+            f"drawn in secret by one process, so start it without torchrun",
+        )
 
 
 def _tune_privately(

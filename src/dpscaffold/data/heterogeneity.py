@@ -10,6 +10,7 @@ heterogeneity* is the share of the features' variance that lies between users, Î
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -40,7 +41,7 @@ class Description:
     label_heterogeneity_iid: float
     feature_heterogeneity: float
     preprocessing: tuple[str, ...]
-    names: tuple[str, ...]
+    names: Sequence[str]
     counts: np.ndarray
     target: Kind = "class"
 

@@ -3,8 +3,9 @@ like."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, overload
 
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.schema import Schema
@@ -12,6 +13,57 @@ from dpscaffold.federation.schema import Schema
 #: Up to this many users all take part in every round: in drafts, in plans unless fewer are asked
 #: for, and in the advice after a run.
 FEW_USERS = 200
+
+
+class NumberedNames(Sequence[str]):
+    """Users that are called by their numbers, ``"0"``, ``"1"`` and so on, which are made when they
+    are asked for: ten million names would take more memory than a model.
+
+    >>> names = NumberedNames(range(3))
+    >>> names[1:] == ("1", "2"), "3" in names, names.index("2")
+    (True, False, 2)
+    """
+
+    def __init__(self, numbers: range) -> None:
+        self.numbers = numbers
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @overload
+    def __getitem__(self, place: int) -> str: ...
+    @overload
+    def __getitem__(self, place: slice) -> NumberedNames: ...
+    def __getitem__(self, place: int | slice) -> str | NumberedNames:
+        if isinstance(place, slice):
+            return NumberedNames(self.numbers[place])
+        return str(self.numbers[place])
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and name.isdecimal() and self._called(name)
+
+    def _called(self, name: str) -> bool:
+        return str(int(name)) == name and int(name) in self.numbers
+
+    def index(self, name: Any, start: int = 0, stop: int | None = None) -> int:
+        """The place of a name."""
+        if name not in self:
+            raise ValueError(f"{name!r} is not a name")
+        place = self.numbers.index(int(name))
+        if not start <= place < (len(self) if stop is None else stop):
+            raise ValueError(f"{name!r} is not a name from {start} to {stop}")
+        return place
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, NumberedNames):
+            return self.numbers == other.numbers
+        return isinstance(other, tuple) and tuple(self) == other
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))
 
 
 @dataclass(frozen=True)
@@ -27,7 +79,7 @@ class Roster:
     """
 
     sizes: tuple[int, ...]
-    names: tuple[str, ...]
+    names: Sequence[str]
     schema: Schema
     title: str = "federation"
     declared: bool = False

@@ -19,7 +19,7 @@ from torch import Tensor
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.labels import pack
 from dpscaffold.federation.records import Records
-from dpscaffold.federation.roster import Roster
+from dpscaffold.federation.roster import NumberedNames, Roster
 from dpscaffold.federation.schema import Kind, Prepared, Schema, Target, kind_of, schema_of
 from dpscaffold.report.notebook import html_table
 
@@ -64,7 +64,7 @@ class Federation:
     train: Records
     test: Records
     target: Target
-    names: tuple[str, ...] = ()
+    names: Sequence[str] = ()
     title: str = "federation"
     preparation: tuple[Prepared, ...] = ()
     mapped: bool = False
@@ -86,7 +86,7 @@ class Federation:
                 f"{self.test.dimension}; they must agree",
             )
         if not self.names:
-            object.__setattr__(self, "names", tuple(str(i) for i in range(self.train.users)))
+            object.__setattr__(self, "names", NumberedNames(range(self.train.users)))
         if len(self.names) != self.train.users:
             raise BadInput(
                 "count-differs",

@@ -4,9 +4,11 @@ configuration."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from dpscaffold.paper.cases import Case
@@ -14,6 +16,7 @@ from dpscaffold.runs.history import HistoryRow, MetricValues
 from dpscaffold.runs.written import plain
 from dpscaffold.training.evaluator import Metrics, late
 from dpscaffold.training.stack import Outcome
+from dpscaffold.training.sweep import of_rank_0
 
 #: The file that an experiment's finished runs are appended to.
 FILE = "runs.jsonl"
@@ -78,24 +81,7 @@ class Archive:
 
     def add(self, cases: Iterable[Case], outcomes: Iterable[Outcome], made: dict[str, Any]) -> None:
         """Append the runs of a finished stack."""
-        runs = []
-        for case, outcome in zip(cases, outcomes, strict=True):
-            privacy = outcome.setting.privacy
-            finished = FinishedRun(
-                case.digest,
-                [HistoryRow(row.round, _short(row.metrics)) for row in outcome.history],
-                _short(outcome.average),
-                outcome.diverged,
-                round(outcome.seconds, 3),
-                made
-                | {
-                    "rounds": outcome.setting.plan.rounds,
-                    "label": outcome.setting.label,
-                    "noise": privacy.noise if privacy else None,
-                },
-            )
-            runs.append(finished)
-        self.extend(runs)
+        self.extend(finished_runs(cases, outcomes, made))
 
     def extend(self, runs: Iterable[FinishedRun]) -> None:
         """Append runs as they are."""
@@ -107,6 +93,48 @@ class Archive:
         cut = self.path.exists() and not self.path.read_bytes().endswith(b"\n")
         with self.path.open("a", encoding="utf-8") as stream:
             stream.write(("\n" if cut else "") + "".join(lines))
+
+
+def finished_runs(
+    cases: Iterable[Case], outcomes: Iterable[Outcome], made: dict[str, Any]
+) -> list[FinishedRun]:
+    """The runs of a finished stack, as an archive keeps them."""
+    runs = []
+    for case, outcome in zip(cases, outcomes, strict=True):
+        privacy = outcome.setting.privacy
+        about = {
+            "rounds": outcome.setting.plan.rounds,
+            "label": outcome.setting.label,
+            "noise": privacy.noise if privacy else None,
+        }
+        finished = FinishedRun(
+            case.digest,
+            [HistoryRow(row.round, _short(row.metrics)) for row in outcome.history],
+            _short(outcome.average),
+            outcome.diverged,
+            round(outcome.seconds, 3),
+            made | about,
+        )
+        runs.append(finished)
+    return runs
+
+
+@contextmanager
+def mirrored(root: Path, leads: bool) -> Iterator[Path]:
+    """The folder of a reproduction: for rank 0 its own, for others a temporary copy of what rank 0
+    has finished. So all ranks find the same runs, and rank 0 alone leaves anything behind."""
+    finished = [*root.glob(f"*/{FILE}"), *root.glob("planner/planned.json")] if leads else []
+    texts = {str(p.relative_to(root)): p.read_text(encoding="utf-8") for p in sorted(finished)}
+    texts = of_rank_0(texts)
+    if leads:
+        yield root
+        return
+    with TemporaryDirectory() as copy:
+        for name, text in texts.items():
+            path = Path(copy, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        yield Path(copy)
 
 
 def _read(path: Path) -> Iterable[FinishedRun]:

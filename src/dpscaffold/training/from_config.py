@@ -32,6 +32,7 @@ from dpscaffold.training.front import require_folder
 from dpscaffold.training.noised import refuse_noised, with_noised
 from dpscaffold.training.progress import Progress
 from dpscaffold.training.stopping import Stopping
+from dpscaffold.training.sweep import agree, each
 
 #: Told what was read and what will be run, one sentence at a time.
 Say = Callable[[str], None]
@@ -98,9 +99,10 @@ def run_seeds(
     count: int,
     resume: bool = False,
     **options: Any,
-) -> list[Result]:
-    """The same run with ``count`` seeds, in ``folder/seed-0``, ``seed-1`` and so on. The data stay
-    the same: they have a seed of their own.
+) -> list[Path]:
+    """The same run with ``count`` seeds, in ``folder/seed-0``, ``seed-1`` and so on, which are
+    returned. The data stay the same: they have a seed of their own. Ranks share the runs
+    (:mod:`~dpscaffold.training.sweep`), each with the run folders of its own.
 
     Runs that are complete are read back where ``resume`` is asked for. ``options`` are those of
     :func:`run_settings`.
@@ -119,13 +121,25 @@ def run_seeds(
         )
     first = public_seed(settings.plan.seed)
     federation = load_federation(settings.data)
-    found = []
-    for seed in range(first, first + count):
-        plan = settings.plan.model_copy(update={"seed": seed})
+    places = [folder / f"seed-{seed}" for seed in range(first, first + count)]
+    new = [not place.exists() for place in places]  # one that fails goes on where it was stored
+    agree("data", federation.digest().value)
+
+    def trained(k: int) -> Path:
+        plan = settings.plan.model_copy(update={"seed": first + k})
         one = settings.model_copy(update={"plan": PlanSettings.model_validate(plan.model_dump())})
-        place = folder / f"seed-{seed}"
-        again = resume and place.exists()
-        found.append(run_settings(one, place, again, federation=federation, **options))
+        again = places[k].exists() and (resume or new[k])
+        run_settings(one, places[k], again, federation=federation, **options)
+        return places[k]
+
+    found = list(each([place.name for place in places], trained))
+    for place in found:
+        if not place.exists():
+            raise BadInput(
+                "no-run-folder",
+                f"{place} was written on another machine and is not here; give --out on a disk "
+                f"that all ranks share",
+            )
     return found
 
 
