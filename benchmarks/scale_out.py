@@ -114,24 +114,27 @@ class Memory:
 
 
 class Clock:
-    """The time that rank 0's parameters and the uploads take, from when all ranks are ready."""
+    """The time in which this process waits for parameters and running sums, or adds to them."""
 
     def __init__(self) -> None:
-        import torch.distributed as dist
-
+        from dpscaffold.engines.fast.ordered import OrderedSums
         from dpscaffold.engines.ranks import Ranks
 
         self.seconds = 0.0
-        for name in ("broadcast", "gather"):
-            setattr(Ranks, name, self._timed(getattr(Ranks, name), dist))
+        for owner, name in ((Ranks, "broadcast"), (OrderedSums, "totals")):
+            setattr(owner, name, self._timed(getattr(owner, name)))
 
-    def _timed(self, real: Any, dist: Any) -> Any:
-        def timed(ranks: Any, values: Any) -> Any:
-            if values.numel() < 1 << 16:
-                return real(ranks, values)
-            dist.barrier(group=ranks._small)
+    def _timed(self, real: Any) -> Any:
+        import torch.distributed as dist
+
+        def timed(owner: Any, values: Any) -> Any:
+            ranks = getattr(owner, "ranks", owner)
+            large = max(values.values()) if isinstance(values, dict) else values.numel()
+            if large < 1 << 16:
+                return real(owner, values)
+            dist.barrier(group=ranks._small)  # from when all ranks are ready
             start = time.perf_counter()
-            found = real(ranks, values)
+            found = real(owner, values)
             self.seconds += time.perf_counter() - start
             return found
 
@@ -218,7 +221,7 @@ def share(chosen: argparse.Namespace) -> None:
     print("| ranks | seconds a round | sending, share of the round |\n|---|---|---|")
     for ranks in (1, 2, 4):
         if ranks <= chosen.ranks:
-            found = launch("share", ranks, 1, {"rounds": 6})[0]
+            found = launch("share", ranks, 1, {"rounds": chosen.rounds})[0]
             a_round = found["sent"] / found["rounds"]
             print(f"| {ranks} | {found['mean']:.3f} | {a_round / found['mean']:.1%} |", flush=True)
 
@@ -268,13 +271,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=("speed", "share", "memory", "measure"))
     parser.add_argument("given", nargs="?", help=argparse.SUPPRESS)
-    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--rounds", type=int, default=None, help="40; 6 for share")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--ranks", type=int, default=8, help="the most ranks to start")
     parser.add_argument("--users", type=int, default=10_000_000)
     parser.add_argument("--folder", type=Path, default=Path("scale-out-users"))
     parser.add_argument("--keep", action="store_true", help="leave the folder for another time")
     chosen = parser.parse_args()
+    chosen.rounds = chosen.rounds or (6 if chosen.what == "share" else 40)
     if chosen.what == "measure":
         measure(json.loads(chosen.given))
         return

@@ -12,6 +12,7 @@ from small import EVERY, UNEQUAL, federation, setting
 
 from dpscaffold import Gaussian, Linear, Logistic, Plan, scaffold, synthetic, train
 from dpscaffold.algorithms import fedavg
+from dpscaffold.engines.fast import ranked
 from dpscaffold.engines.fast.ranked import RankedSimulator
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
@@ -96,6 +97,28 @@ def own_noises() -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (one.federation, one.task, one.algorithm, one.plan, privacy), {}
 
 
+def many() -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """More rows than are added together, and more than PyTorch adds in one group."""
+    plan = Plan(rounds=3, local_steps=2, user_ratio=0.9, data_ratio=0.5)
+    data = synthetic(users=60, records=10)
+    given = (data, Logistic(40, 10), scaffold(), plan, Gaussian(clip=1.0, noise=2.0))
+    return given, {"chunk": 21}
+
+
+def gathered() -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A machine whose sums cannot be passed on."""
+    given, options = many()
+    ranked.keeps_order = lambda threads: False  # type: ignore[assignment]
+    return given, options
+
+
+def two_classes() -> tuple[tuple[Any, ...], dict[str, Any]]:
+    plan = Plan(rounds=2, local_steps=2, user_ratio=0.5, data_ratio=0.5)
+    data = synthetic(users=8, records=20, classes=2)
+    task = Linear(data.dimension, 1, LOSSES["logistic"])
+    return (data, task, scaffold(), plan, Gaussian(clip=1.0, noise=2.0)), {}
+
+
 def numbers() -> tuple[tuple[Any, ...], dict[str, Any]]:
     data = federation(UNEQUAL)
     pairs = [
@@ -114,7 +137,19 @@ def numbers() -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 SPECIAL = {
     one.__name__: one
-    for one in (narrow, secure, declared, extreme, by_records, clipped, own_noises, numbers)
+    for one in (
+        narrow,
+        secure,
+        declared,
+        extreme,
+        by_records,
+        clipped,
+        own_noises,
+        numbers,
+        two_classes,
+        many,
+        gathered,  # the last: its process gathers from then on
+    )
 }
 
 FAST = [

@@ -199,11 +199,18 @@ def main() -> None:
         sentence = _sentence(error)
         if sentence is None:
             raise
-        _say(f"error: {sentence}")
+        _say(f"error: {sentence}", _reporter(error))
         sys.exit(2)
     except KeyboardInterrupt:
         _say("stopped")
         sys.exit(130)
+
+
+def _reporter(error: BaseException) -> int:
+    """The rank that prints an error: rank 0, or the first one of each machine where the ranks did
+    not find each other."""
+    met = getattr(error, "code", "") != "no-rendezvous"
+    return 0 if met or os.environ.get("LOCAL_RANK", "0") != "0" else launched_rank()
 
 
 def _say(text: str, reporter: int = 0) -> None:

@@ -78,6 +78,7 @@ class Ranks:
     def ask(self, request: str, **numbers: Any) -> None:
         """Rank 0: have all other ranks do something; this rank does its own part of it next."""
         text = json.dumps([request, numbers]).encode()
+        assert len(text) <= _REQUEST
         self.broadcast(torch.from_numpy(np.frombuffer(text.ljust(_REQUEST), np.uint8).copy()))
 
     def serve(self, handlers: Handlers) -> None:

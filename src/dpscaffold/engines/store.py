@@ -35,7 +35,7 @@ class Store:
         self.resident = not any(f.mapped for f in self.federations) and (
             limit is None or size <= limit
         )
-        self._offsets = {id(f): f.train.offsets.tolist() for f in self.federations}
+        self._offsets = {id(f): f.train.offsets.numpy() for f in self.federations}
         self._base: dict[int, int] = {}
         if self.resident:
             self._load_all()
@@ -59,7 +59,7 @@ class Store:
     def of(self, wanted: Sequence[tuple[Federation, int]]) -> LocalRecords:
         """The records of these (federation, user) pairs."""
         if self.resident:
-            starts = [self._base[id(f)] + self._offsets[id(f)][user] for f, user in wanted]
+            starts = [self._base[id(f)] + int(self._offsets[id(f)][user]) for f, user in wanted]
             return LocalRecords(self._features, self._squares, self._labels, starts, self.tame)
         tables = [federation.train.of(user) for federation, user in wanted]
         features, squares = prepared(self.task, torch.cat([x for x, _ in tables]), self.device)

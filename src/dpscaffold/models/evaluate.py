@@ -53,7 +53,7 @@ class ScoredRows:
     scores: Tensor
     targets: Tensor
     site: Tensor
-    sites: tuple[str, ...]
+    sites: Sequence[str]
     left_out: int = 0
     reason: str = ""
 

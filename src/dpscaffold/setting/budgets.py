@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from dpscaffold.checks import number
 from dpscaffold.errors import BadInput
-from dpscaffold.privacy.aggregate import UNIT_ROUNDOFF
 from dpscaffold.privacy.bounds import RANDOM_PARTICIPATION, SECURE_SUMS
 from dpscaffold.privacy.calibrate import calibrate_noise, round_up_digits
 from dpscaffold.privacy.costs import Cost
@@ -169,7 +168,7 @@ def joint_noises(
     assert run.secure is not None
     honest, places = run.cohort_size - run.secure.colluders, run.membership or (0,) * run.users
     batches = np.array([run.groups[g].batch for g in places], dtype=float)
-    needed = np.array(own_noises(run, epsilons, costs)) * (1 + 2 * batches**2 * UNIT_ROUNDOFF)
+    needed = np.array(own_noises(run, epsilons, costs))
     divisors = batches if run.unit == "record" else np.ones(run.users)
     if run.weighting == "noise":
         weights = _capped_weights(run, divisors / needed, honest, heterogeneity)

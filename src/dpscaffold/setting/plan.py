@@ -234,7 +234,7 @@ class Plan:
 
     def batch_sizes(self, sizes: Tensor) -> Tensor:
         """b_i = ⌊sR_i⌋ for every user, (M,); refuses an empty batch."""
-        batch_sizes = (self.data_ratio * sizes.double() + 1e-9).floor().long()
+        batch_sizes = (self.data_ratio * sizes.double() + 1e-9).floor().to(sizes.dtype)
         if bool((batch_sizes < 1).any()):
             user = int((batch_sizes < 1).nonzero()[0])
             size = int(sizes[user])

@@ -350,8 +350,9 @@ class Setting:
     @cached_property
     def sizes(self) -> Tensor:
         """R_i, (M,), of which rates, divisors and weights are made: declared ones where the roster
-        has them."""
-        return torch.tensor(self.roster.sizes)
+        has them. Half as many bytes for a user suffice where nobody has billions of records."""
+        few = max(self.roster.sizes) < 1 << 31
+        return torch.tensor(self.roster.sizes, dtype=torch.int32 if few else torch.int64)
 
     def declared(self, user: int) -> int | None:
         """The size that a user declared, or None where R_i was computed from its data."""

@@ -162,7 +162,9 @@ def check_same(ranks: Ranks, setting: Setting, federation: Federation, more: obj
             f"{ranks.count} ranks were started for {setting.users} users; start at most one rank "
             f"for each user",
         )
-    described = json.dumps(plain([setting.to_dict(), more]), sort_keys=True, default=repr)
+    declared = hashlib.sha256(repr(federation.declared_sizes).encode()).hexdigest()
+    said = plain([setting.to_dict(), more, declared])
+    described = json.dumps(said, sort_keys=True, default=repr)
     facts = {
         "configuration": hashlib.sha256(described.encode()).hexdigest(),
         "data": _known_again(federation),

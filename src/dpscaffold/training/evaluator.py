@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -233,12 +234,11 @@ class Evaluator:
     def _blocks(self, records: Records) -> Iterator[Block]:
         """Prepared features, labels, user number within the block, and the block's sizes
         (float64)."""
-        offsets, start = records.offsets.tolist(), 0
+        offsets, start = records.offsets.numpy(), 0
         while start < records.users:
-            end = start + 1
-            while end < records.users and offsets[end + 1] - offsets[start] <= _BLOCK:
-                end += 1
-            rows = slice(offsets[start], offsets[end])
+            fitting = int(np.searchsorted(offsets, offsets[start] + _BLOCK, side="right")) - 1
+            end = max(start + 1, fitting)
+            rows = slice(int(offsets[start]), int(offsets[end]))
             sizes = records.sizes[start:end].to(self.device)
             user = torch.repeat_interleave(torch.arange(end - start, device=self.device), sizes)
             x, _ = prepared(self.task, records.features[rows], self.device)

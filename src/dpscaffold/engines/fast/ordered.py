@@ -244,6 +244,7 @@ class OrderedSums:
         start = self.chunks.own(self.ranks.rank).start
         rows = column.head[:, block]
         end = start + len(rows)
+        part: Tensor | None
         if column.weights is not None:
             part = chained(levels["level 0"], column.weights, rows)
             after = {"level 0": part}

@@ -256,7 +256,8 @@ class RankedSimulator(Simulator):
         for piece in pieces:
             mine = users[piece.start : piece.stop].tolist()
             rows = self._rows(broadcast.round, 0, mine, len(users))
-            records, drawn = ready.pop(piece, None) or self._prepared(broadcast.round, rows)
+            made = ready.pop(piece) if piece in ready else self._prepared(broadcast.round, rows)
+            records, drawn = made
             places = np.arange(piece.start, piece.stop) % chunks.size
             given = (phase, broadcast, rows, records, drawn, places, chunks.length(piece.start))
             upload, kept = self._own(_Part(self.workers[0], self.own_memories, *given))

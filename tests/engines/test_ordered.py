@@ -1,0 +1,50 @@
+"""Sums that are passed on have the bits of sums at one place."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from dpscaffold.engines.fast.ordered import Chunks, RunningSum, keeps_order, narrow_sum
+
+pytestmark = pytest.mark.cpu_only("about the order of a CPU's sums")
+
+
+@pytest.mark.parametrize("rows", [1, 4, 16, 33, 256, 290, 4500])
+def test_a_running_sum_has_the_bits_of_a_sum(rows):
+    random = torch.Generator().manual_seed(rows)
+    values = torch.randn(rows, 128, generator=random)
+    for cuts in ([], [1], [rows // 2], [rows // 3, rows // 3, rows - 1]):
+        sum, first = RunningSum(rows), 0
+        for cut in [*cuts, rows]:
+            levels = [k for k, level in enumerate(sum.levels) if level is not None]
+            assert levels == sum.filled(first)
+            sum.add(values[first:cut])
+            first = cut
+        assert torch.equal(sum.total(), values.sum(0))
+
+
+def test_sums_are_passed_on_on_this_machine():
+    assert keeps_order(torch.get_num_threads())
+
+
+@pytest.mark.parametrize("width", [1, 2, 40, 65, 97, 127])
+def test_the_last_columns_of_a_table_are_added_as_in_the_table(width):
+    values = torch.randn(45, width, generator=torch.Generator().manual_seed(width))
+    wide = width // 64 * 64
+    chunks = Chunks(45, 20, [45])
+    expected = sum((values[k : k + 20].sum(0) for k in (0, 20, 40)), torch.zeros(width))[wide:]
+    assert torch.equal(narrow_sum(values[:, wide:].contiguous(), chunks, not wide), expected)
+
+
+def test_ranks_have_consecutive_rows_that_are_cut_where_chunks_end():
+    chunks = Chunks(10, 4, [3, 3, 9, 10])
+    pieces = [chunks.pieces(rank) for rank in range(4)]
+    assert pieces == [[range(3)], [], [range(3, 4), range(4, 8), range(8, 9)], [range(9, 10)]]
+    assert [[chunks.shared(p) for p in part] for part in pieces] == [
+        [True],
+        [],
+        [True, False, True],
+        [True],
+    ]
+    assert chunks.owners() == [0, 2, 3] and chunks.length(9) == 2
