@@ -150,6 +150,7 @@ def from_numbers(numbers: Numbers, delta: float | None) -> Mechanism:
         sizes=sizes,
         **shares(sizes, user_ratio, data_ratio),
         weighting="uniform",
+        aggregation="mean",
         declared=chosen == "add-remove",
         delta=delta,
         max_participations=numbers.max_participations,

@@ -127,6 +127,7 @@ class NoisedSteps:
             cohort_size=1,
             batch_sizes=[self.records],
             weighting="uniform",
+            aggregation="mean",
             declared=self.declared,
             delta=self.delta,
         )
