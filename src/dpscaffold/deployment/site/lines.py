@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import codecs
 import csv
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +25,7 @@ import pyarrow.csv
 
 from dpscaffold.data.tables.missing import BLANKS, default_na_strings
 
+T = TypeVar("T")
 #: A longer line (in bytes) is not read.
 LONGEST = 1 << 20
 #: How many lines are held as Python texts at a time, and how many bytes are read at a time.
@@ -117,11 +119,23 @@ def csv_parts(path: Path, form: CsvForm) -> Iterator[Columns]:
             reader = _Reader(form, encoding, next(lines, b"") or b"")
             blocks = _grouped(lines)
         empty = True
-        for block in blocks:
-            yield reader.columns(block)
+        for part in _ahead(reader.columns, blocks):
+            yield part
             empty = False
         if empty:
             yield reader.columns([])
+
+
+def _ahead(work: Callable[[T], Columns], items: Iterable[T]) -> Iterator[Columns]:
+    """``work`` of each item, in order; the next one is done while the last one is used."""
+    with ThreadPoolExecutor(1) as pool:
+        coming: Future[Columns] | None = None
+        for item in items:
+            done, coming = coming, pool.submit(work, item)
+            if done is not None:
+                yield done.result()
+        if coming is not None:
+            yield coming.result()
 
 
 def _is_bytewise(encoding: str) -> bool:
