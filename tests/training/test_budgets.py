@@ -14,6 +14,7 @@ from small import UNEQUAL, federation, setting
 from typer.testing import CliRunner
 
 from dpscaffold import Gaussian, Plan, fedavg, train
+from dpscaffold.audit.subject import _described
 from dpscaffold.cli import app
 from dpscaffold.config import parse
 from dpscaffold.data.loading import load_federation
@@ -200,3 +201,13 @@ def test_other_mistakes_are_refused():
     run = setting("fedavg", "logistic", "fixed", data)
     with refuses("conflicting-arguments: default"):
         Setting(named, run.task, run.algorithm, run.plan, private({"default": 1.0}))
+
+
+def test_audits_and_experiments_refuse_users_that_differ():
+    data = federation(UNEQUAL)
+    run = setting("fedavg", "logistic", private(), data)
+    with refuses("not-applicable: noise of their own"):
+        _described(run)
+    tables = {"privacy": {"epsilon": TABLE}, "plan": {"weighting": "noise"}}
+    with refuses("missing-argument"):
+        parse(tables).describe([100] * 10)

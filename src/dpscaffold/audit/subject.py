@@ -209,6 +209,12 @@ def _described(setting: Setting) -> Mechanism:
             f"algorithm.name is {setting.algorithm.name!r}, whose one sum the games do not play; "
             f"audit an algorithm with local steps",
         )
+    if run.unequal:
+        raise BadInput(
+            "not-applicable",
+            "users have noise of their own (privacy.epsilon is a table), and the games have one "
+            "noise for all; audit the plan with the budget of one user as a number",
+        )
     return run
 
 

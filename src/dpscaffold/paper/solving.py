@@ -74,6 +74,11 @@ def solved_noise(case: Case, roster: Roster | None = None) -> Case:
     if settings.privacy is None or settings.privacy.epsilon is None:
         return case
     run, epsilon = run_of(settings, roster.sizes if roster else None), settings.privacy.epsilon
+    if not isinstance(epsilon, float):
+        raise BadInput(
+            "not-applicable",
+            "privacy.epsilon is a table, and an experiment has one budget; give a number",
+        )
     view = settings.privacy.view
     if view == "server" and settings.secure is None:
         # Its bound asks neither what users remember nor what they upload: one answer serves all.

@@ -52,8 +52,8 @@ def epsilons_by_user(
     repeats: Sequence[int] = (),
 ) -> NDArray[np.float64]:
     """The same for every user, (M,)."""
-    found = np.array(epsilons_by_group(bound, run, rounds, costs, repeats))
-    return found[np.array(run.membership or [0] * run.users)]
+    found = epsilons_by_group(bound, run, rounds, costs, repeats)
+    return np.array([found[place] for place in run.membership or [0] * run.users])
 
 
 def epsilon_by_user(

@@ -219,8 +219,8 @@ def _filled(caps: NDArray[np.float64]) -> NDArray[np.float64]:
     for taken, cap in enumerate(order):
         level = (1.0 - before[taken]) / (len(caps) - taken)
         if level <= cap:
-            return np.minimum(caps, level)
-    return caps / caps.sum()
+            return np.asarray(np.minimum(caps, level))
+    return np.asarray(caps / caps.sum())
 
 
 def louder_of(noises: Sequence[float]) -> tuple[float, ...]:

@@ -325,9 +325,10 @@ class Setting:
             return ones
         spread = self.spreads()[:, 0]
         if self.secure is not None:
-            return spread.min() / spread
+            return torch.div(spread.min(), spread)
         steps = torch.tensor([self.plan.steps_of(user) for user in range(self.users)])
-        return noise_weight(spread.square() / steps, self.heterogeneity)
+        weights: Tensor = noise_weight(spread.square() / steps, self.heterogeneity)
+        return weights
 
     @property
     def heterogeneity(self) -> float:

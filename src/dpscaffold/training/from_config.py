@@ -282,7 +282,10 @@ def stopping_of(settings: Configuration) -> Stopping | None:
 
 def described(setting: Setting) -> str:
     """What will be run, in a sentence."""
-    noise = f", noise {setting.privacy.noise:g}" if setting.privacy else ", no privacy"
+    privacy = setting.privacy
+    noise = ", no privacy" if privacy is None else f", noise {privacy.noise:g}"
+    if privacy is not None and privacy.noise_by_user is not None:
+        noise += f" to {max(privacy.noise_by_user):g} (each user its own)"
     return (
         f"{setting.label}: {setting.plan.rounds} rounds of {setting.cohort_size} of "
         f"{setting.users} users, {setting.plan.local_steps} steps each on "
