@@ -170,18 +170,15 @@ def share(ratio: float) -> float:
     return 1.0 if np.isinf(ratio) else ratio / (1 + ratio)
 
 
-def test_the_automatic_strength_falls_with_participations_and_is_capped():
-    def pull(ratio: float, before: int) -> float:
-        at = Participant(
-            Broadcast(5, torch.zeros(1, 2), {"pull": torch.tensor([share(ratio)])}),
-            {"joined": torch.tensor([[float(before)]])},
-            Known(4, 0.1, 0.2),
-        )
+def test_the_automatic_strength_is_capped_and_never_goes_beyond_x():
+    def pull(ratio: float, steps: int) -> float:
+        shared = {"pull": torch.tensor([share(ratio)])}
+        at = Participant(Broadcast(5, torch.zeros(1, 2), shared), {}, Known(steps, 0.1, 0.2))
         return float(Pulled("auto").pull(at))
 
-    assert pull(2.0, 0) == pytest.approx(2.0 / (0.1 * 4))
-    assert pull(2.0, 3) == pytest.approx(2.0 / (0.1 * 4 * 16))
-    assert pull(np.inf, 9) == pytest.approx(1 / 0.1)  # every step ends at x
+    assert pull(0.5, 4) == pytest.approx(0.5 / (0.1 * 4))
+    assert pull(7.0, 4) == pull(np.inf, 4) == pytest.approx(2 / (0.1 * 4))
+    assert pull(np.inf, 1) == pytest.approx(1 / 0.1)  # the step ends at x
 
 
 @pytest.mark.parametrize("ratio", [0.0, 0.7, np.inf], ids=["free", "pulled", "held"])

@@ -49,8 +49,9 @@ FIRST: dict[str, Size] = {
     "first_count": "number",
     "first_centre": "number",
 }
-#: The largest pull, in units of 1/η_l: a step then ends at x.
-MOST = 1.0
+#: The largest λ, in units of 1/(η_l·K): a participation leaves about e⁻² of w_i − x. A stronger pull
+#: would start every step at x, so that K steps were worth one.
+MOST = 2.0
 
 
 def own_start(at: Participant) -> Tensor:
@@ -70,16 +71,20 @@ class Pulled:
         return gradient + self.pull(at) * (y - at.broadcast.params)
 
     def pull(self, at: Participant) -> Tensor | float:
-        """λ of this participation. With ``auto`` it is (v/ζ²)/(η_l K n²), where v is the variance
-        of the noise on Δy_i, ζ² the spread of Δy_i between users that is not noise, and n how
-        often the user has taken part with this one: after n rounds the noise on w_i is nv and its
-        signal n²ζ²."""
+        """λ of this participation. With ``auto`` it is (v/ζ²)/(η_l·K), where v is the variance of the
+        noise on Δy_i and ζ² the spread of Δy_i between users that is not noise; at most
+        :data:`MOST`/(η_l·K), and never beyond x.
+
+        For a quadratic loss of curvature h the error of w_i is about η_l·s²/(2(h + λ)) from noise of
+        variance s² on each step, and (λ/(h + λ))²τ² from the pull. It is smallest near
+        λ = η_l·s²/(4τ²); with τ² = ζ²/(η_l·K·h)² and h of the order 2/(η_l·K), the curvature that
+        K steps can see, that is this λ.
+        """
         if self.strength != "auto":
             return float(self.strength)
-        known, times = at.known, at.memory["joined"] + 1
-        noisy = at.broadcast.shared["pull"]
-        ratio = noisy / (1 - noisy)
-        return (ratio / (known.steps * times**2)).clamp_max(MOST) / known.step_size
+        known, noisy = at.known, at.broadcast.shared["pull"]
+        ratio = (noisy / (1 - noisy)).clamp_max(MOST)
+        return (ratio / known.steps).clamp_max(1.0) / known.step_size
 
 
 @dataclass(frozen=True)

@@ -53,15 +53,11 @@ def with_further(said: Statement, releases: Sequence[FurtherRelease]) -> Stateme
         )
     delta = added([said.delta, *(one.delta for one in releases)])
     given = (said.quoted_epsilon or 0.0) if said.quotes_ledger else 0.0
-    views = ("server", "third_party", "participant", "alone")
-    changed = {
-        view: None
-        if getattr(said, view) is None
-        else _view(getattr(said, view), given, releases, delta, run)
-        for view in views
-    }
-    server = changed["server"]
-    assert server is not None
+
+    def with_all(view: ViewGuarantee) -> ViewGuarantee:
+        return _view(view, given, releases, delta, run)
+
+    server = with_all(said.server)
     costs = tuple(CostEntry(one.name, None, one.epsilon, one.delta) for one in releases)
     return Statement(
         simulated=said.simulated,
@@ -78,7 +74,10 @@ def with_further(said: Statement, releases: Sequence[FurtherRelease]) -> Stateme
         tuning=said.tuning,
         outside=said.outside,
         run=run,
-        **changed,
+        server=server,
+        third_party=with_all(said.third_party),
+        participant=with_all(said.participant),
+        alone=None if said.alone is None else with_all(said.alone),
     )
 
 

@@ -32,7 +32,7 @@ from dpscaffold.training.result import Result
 STATEMENT = "personal-privacy.json"
 
 
-def refuse_noised(setting: Setting, budget_file: Path | None) -> None:
+def refuse_noised(setting: Setting, budget_file: str | Path | None) -> None:
     """Refuse noised personal models that could not be accounted, before anything is spent."""
     run = setting.mechanism
     if run is None:
