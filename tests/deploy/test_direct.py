@@ -66,9 +66,10 @@ def headers(key, ahead=0.0):
     }
 
 
-def asked(world, way, path, message, given, media=b"application/protobuf"):
+def asked(world, way, path, message, given, media=b"application/protobuf", got=None):
     """Status and body of an answer."""
-    sent, got = [{"type": "http.request", "body": message.SerializeToString()}], []
+    sent = [{"type": "http.request", "body": message.SerializeToString()}]
+    got = [] if got is None else got
     plain = [(name.lower().encode(), value) for name, value in given.items()]
     scope = {
         "type": "http",
@@ -133,3 +134,25 @@ def test_a_plain_request_does_not_reach_the_application(world):
     beat = SendNodeHeartbeatRequest(node=Node(node_id=world["node"]), heartbeat_interval=30.0)
     status, body = asked(world, way, "/v1/fleet/send-node-heartbeat", beat, headers(world["key"]))
     assert status == 200 and SendNodeHeartbeatResponse.FromString(body) is not None
+
+
+def test_a_large_object_crosses_in_slices(world):
+    """A connection holds copies of what was handed to it and not yet read."""
+    from flwr.proto.message_pb2 import PullObjectResponse
+
+    from dpscaffold.deployment.transports.flower import direct
+
+    content = bytes(range(256)) * 3_000
+    lengths = []
+
+    class Slices(list):
+        def append(self, part):
+            lengths.append(len(part.get("body", b"")))
+            super().append(part)
+
+    answer = PullObjectResponse(object_found=True, object_available=True, object_content=content)
+    way = direct.Direct(None, lambda: None, {"/v1/fleet/pull-object": lambda *given: answer})
+    asking = PullObjectRequest(node=Node(node_id=1), object_id="0")
+    status, body = asked(world, way, "/v1/fleet/pull-object", asking, {}, got=Slices())
+    assert status == 200 and PullObjectResponse.FromString(body) == answer
+    assert max(lengths) <= 256 << 10 and len(lengths) > 3

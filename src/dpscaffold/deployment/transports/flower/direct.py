@@ -34,6 +34,8 @@ _Handler = Callable[[Any, _Headers, Any], Any]
 
 #: Larger bodies are hashed and stored in a thread, so that other sites do not wait.
 _AT_ONCE = 64 << 10
+#: Answers are handed to the connection in slices: it keeps several copies of what it has not sent.
+_SLICE = 256 << 10
 
 
 class NotPlain(Exception):
@@ -67,7 +69,9 @@ class Direct:
             return
         given = [media, (b"content-length", str(len(answer)).encode())]
         await send({"type": "http.response.start", "status": 200, "headers": given})
-        await send({"type": "http.response.body", "body": answer})
+        for start in range(0, len(answer) or 1, _SLICE):  # a slow reader holds one slice, not all
+            body, more = answer[start : start + _SLICE], start + _SLICE < len(answer)
+            await send({"type": "http.response.body", "body": body, "more_body": more})
 
     def _answer(self, path: str, handler: _Handler, headers: _Headers, body: bytes) -> bytes:
         asked = PROTOBUF_REQUEST_TYPES["POST", path].FromString(body)
