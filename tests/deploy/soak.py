@@ -69,6 +69,7 @@ class Soak:
         self.faults: dict[str, int] = {}
         self.flood: Flood | None = None
         self.rounds: list[tuple[float, int]] = []
+        self.killed_at = 0
 
     def done(self) -> int:
         """The last finished round."""
@@ -94,6 +95,7 @@ class Soak:
             local.start()
             self.config = local.config("plan", self.tables)
             local.start_server(self.config, self.out)
+            self.await_round(1)
             began = time.monotonic()
             until, most = began + 60 * self.minutes, 0.0
             while time.monotonic() < until:
@@ -105,9 +107,19 @@ class Soak:
             self.stop_flood()
             for link in self.links.values():
                 link.rate = 1e8
+            self.await_round(self.done() + 1)  # rounds still go on
+            self.check()
             local.processes["server"].send_signal(signal.SIGTERM)
             local.processes["server"].wait(600)
             self.report(most)
+
+    def await_round(self, number: int) -> None:
+        """Until a round is over; an hour without it is a failure."""
+        until = time.monotonic() + 3600
+        while self.done() < number:
+            assert time.monotonic() < until, self.local.log("server")[-2000:]
+            assert self.local.processes["server"].poll() is None, self.local.log("server")[-2000:]
+            time.sleep(0.2)
 
     def fault(self) -> None:
         """Something, or nothing."""
@@ -118,7 +130,8 @@ class Soak:
             if self.stream.random() < 0.02:
                 link.cut()
                 self.count(f"links cut at {name}")
-        if self.stream.random() < 0.09:
+        if self.stream.random() < 0.09 and self.done() > self.killed_at:
+            self.killed_at = self.done()  # the next one only once the run has gone on
             self.kill(str(self.stream.choice([*self.local.names, "server", "link"])))
         flooding = self.flood is not None
         if self.stream.random() < 0.05 * (1 - self.share if flooding else self.share):

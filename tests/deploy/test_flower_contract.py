@@ -197,6 +197,25 @@ def test_the_names_that_are_used_are_there():
     assert run.build_fab_from_files(run._BUNDLE)[0]
 
 
+def test_the_layers_and_handlers_that_are_passed_by_are_there():
+    from flwr.server.superlink.linkstate import InMemoryLinkState
+    from flwr.superlink import main
+
+    from dpscaffold.deployment.transports.flower import direct, link
+
+    layers = {layer.cls.__name__ for layer in main._get_middleware()}
+    assert layers >= {*link._WHERE, *link._IDLE}
+    assert layers - {*link._WHERE, *link._IDLE} == {
+        "BaseHTTPMiddleware", "ProtobufTranslationMiddleware"}  # fmt: skip
+    paths = [
+        *(f"/v1/fleet/{n}" for n in direct._FLEET),
+        *(f"/v1/runtime/{n}" for n in direct._RUNTIME),
+    ]
+    assert all(("POST", path) in direct.PROTOBUF_REQUEST_TYPES for path in paths)
+    needed = ("get_node_id_by_public_key", "get_task_by_token", "object_store")
+    assert all(hasattr(InMemoryLinkState, name) for name in needed)
+
+
 @pytest.mark.parametrize(
     ("path", "raw", "open_"),
     [
