@@ -107,12 +107,12 @@ class Incoming:
     @property
     def run(self) -> int:
         """The Flower run that carries it."""
-        return self.head.metadata.run_id
+        return int(self.head.metadata.run_id)
 
     @property
     def again(self) -> bool:
         """Whether the server says that it lost the answer."""
-        return self.head.metadata.message_type == AGAIN
+        return bool(self.head.metadata.message_type == AGAIN)
 
 
 @dataclass
