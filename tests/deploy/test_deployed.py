@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -233,6 +234,24 @@ def test_a_run_that_has_not_begun_needs_its_whole_roster(tmp_path):
     with refuses("roster-changed: every site has to begin it … admit north again"):
         without(world, tmp_path / "run", "north")
     assert all(world.ledger(name).total == 0 for name in world.names)
+
+
+def test_a_run_folder_from_a_backup_goes_on(tmp_path):
+    """Rounds that the sites have answered since are passed over, without new grants."""
+    world, out = World(tmp_path / "sites", "scaffold", privacy=SECRET, rounds=7), tmp_path / "run"
+    with pytest.raises(Killed):
+        deployment(world, out, observer=killer(2)).run(world.names, False)
+    shutil.copytree(out, tmp_path / "backup")
+    with pytest.raises(Killed):
+        deployment(world, out, observer=killer(5)).run(world.names, True)
+    shutil.rmtree(out)
+    shutil.copytree(tmp_path / "backup", out)
+    served = deployment(world, out).run(world.names, True)
+    assert served.ended == "completed" and served.state.round == 7
+    counts = read_account(out).ledger.participations.tolist()
+    for name, count in zip(world.names, counts, strict=True):
+        assert count >= world.ledger(name).total  # the server states no less than was released
+        assert len(world.ledger(name).runs) == 1
 
 
 def test_a_secure_run_needs_all_its_members(tmp_path):

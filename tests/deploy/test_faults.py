@@ -17,6 +17,7 @@ from dpscaffold.deployment.protocol.enrolment import offer_to
 from dpscaffold.deployment.protocol.exchange import Crash, Delivery
 from dpscaffold.deployment.protocol.messages import ask
 from dpscaffold.deployment.site.answer import MOST_OPEN, MOST_UNUSED
+from dpscaffold.deployment.site.ledger import SiteLedger
 from dpscaffold.deployment.site.recovery import recover
 from dpscaffold.setting.gaussian import Gaussian
 
@@ -413,3 +414,24 @@ def test_a_message_that_restored_slots_cannot_do_so_again(tmp_path):
     assert world.reason("north", settled) == ""
     assert world.reason("north", asked) == "state-mismatch"
     assert world.count("north") == counted
+
+
+def test_the_ledger_is_verified_once_and_again_if_somebody_touches_it(tmp_path, monkeypatch):
+    """A message costs the same after ten thousand rounds; another process's line is noticed."""
+    world = World(tmp_path, "scaffold", privacy=SECRET, rounds=9, user_ratio=1.0)
+    opened: list[str] = []
+    real = SiteLedger.__init__
+
+    def counted(self, path, site):
+        opened.append(site)
+        real(self, path, site)
+
+    monkeypatch.setattr(SiteLedger, "__init__", counted)
+    world.enrol()
+    world.drive(6)
+    assert sorted(opened) == sorted(world.names)
+    path = tmp_path / "north" / "state" / "ledger.jsonl"
+    path.write_text(path.read_text().replace('"round": 3', '"round": 4'))
+    done = world.round()
+    assert world.names.index("north") not in done.gathered.arrived
+    assert "ledger-damaged" in "".join(world.logs["north"])

@@ -110,6 +110,7 @@ def test_three_sites_equal_the_simulator_through_a_site_kill_and_a_server_kill(t
         assert_equal(out, federation, tables)
         assert summary["ended"] == "completed" and summary["control_gap"] < 1e-5
         assert_booked(local)
+        assert not [path for path in (out, *out.rglob("*")) if path.stat().st_mode & 0o077]
         for name in local.names:
             assert local.stop(name) == 0  # SIGTERM: deactivated, in order
             ledger = SiteLedger(local.folder / name / "state" / "ledger.jsonl", name)
