@@ -11,7 +11,7 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-from deploy.test_deployed import FIXED, deployment
+from deploy.test_deployed import FIXED, SECRET, Killed, deployment
 from deploy.world import World, new_site
 from refusals import refuses
 from typer.testing import CliRunner
@@ -160,6 +160,9 @@ def test_pages_are_served_on_loopback_only(tmp_path):
         assert fetch(address, "/metrics")[1].startswith("# HELP")
         assert fetch(address, "/../etc/passwd")[:2] == (404, "")
         assert fetch(address, "/", "POST")[0] == 501
+        named = urllib.request.Request(f"http://{address}/", headers={"Host": "evil.example"})
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            urllib.request.urlopen(named, timeout=10)
         (tmp_path / "status.json").write_text("{")
         assert fetch(address, "/healthz")[:2] == (503, "not available\n")
         with refuses("address-taken: --page"):
@@ -170,6 +173,24 @@ def test_pages_are_served_on_loopback_only(tmp_path):
     for wrong, code in (("0.0.0.0:8080", "not-loopback: --page is"), ("8080", "bad-address")):
         with refuses(code):
             serve_pages("--page", wrong, server_pages(tmp_path))
+
+
+def test_a_run_whose_server_was_killed_is_stopped(tmp_path):
+    world, out = World(tmp_path / "sites", "scaffold", privacy=SECRET, rounds=4), tmp_path / "run"
+    seen = []
+
+    def watch(number, row):
+        status = read_server_status(out)
+        seen.append((status.phase, status.epsilon))
+        if number == 3:
+            raise Killed
+
+    with pytest.raises(Killed):
+        deployment(world, out, observer=watch).run(world.names, False)
+    assert {phase for phase, _ in seen} == {"running"}
+    spent = [epsilon for _, epsilon in seen]
+    assert all(epsilon is not None for epsilon in spent) and spent == sorted(spent) and spent[0] > 0
+    assert "stopped, server run --resume" in server_lines(read_server_status(out))[0]
 
 
 def test_a_damaged_status_is_one_sentence(tmp_path):

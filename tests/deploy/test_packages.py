@@ -44,6 +44,16 @@ def test_the_image_is_built_and_runs() -> None:
     name = engine()
     if name is None:
         pytest.skip("no container engine answers ('docker info'); the files are only checked")
+    bases = set(re.findall(r"^FROM (\S+)", (DEPLOY / "Containerfile").read_text(), re.MULTILINE))
+    for base in bases:
+        there = subprocess.run([name, "image", "inspect", base], capture_output=True, check=False)
+        if (
+            there.returncode
+            and subprocess.run(
+                [name, "pull", base], capture_output=True, check=False, timeout=600
+            ).returncode
+        ):
+            pytest.skip(f"{name} answers, but {base} is neither here nor can it be pulled")
     built = [name, "build", "-f", "deploy/Containerfile", "-t", "dpscaffold-test", "."]
     subprocess.run(built, cwd=ROOT, check=True, timeout=1800)
     hardened = ["--read-only", "--cap-drop", "ALL", "--network", "none"]

@@ -47,6 +47,17 @@ def start(server: ThreadingHTTPServer) -> None:
     threading.Thread(target=server.serve_forever, daemon=True, name="observe").start()
 
 
+def _is_own(host: str) -> bool:
+    """Whether a request names this machine. A web page elsewhere could make its own name lead here,
+    and read the answer in the browser of whoever looks at that page.
+
+    >>> _is_own("127.0.0.1:8080"), _is_own("localhost"), _is_own("evil.example:8080")
+    (True, True, False)
+    """
+    name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
+    return is_loopback(name.strip("[]"))
+
+
 def _handler(pages: Mapping[str, Page]) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         """Answers one request; says nothing on the terminal."""
@@ -55,9 +66,8 @@ def _handler(pages: Mapping[str, Page]) -> type[BaseHTTPRequestHandler]:
         server_version, sys_version = "dpscaffold", ""
 
         def do_GET(self) -> None:
-            """One page, or a code without words. A name that leads here but is not this machine's
-            is refused: a web page of a stranger may use one to read the status in a browser."""
-            if not self._is_for_here():
+            """One page, or a code without words."""
+            if not _is_own(self.headers.get("Host", "")):
                 self._answer(403, TEXT, "")
                 return
             kind, make = pages.get(self.path.partition("?")[0], (TEXT, None))
@@ -70,10 +80,6 @@ def _handler(pages: Mapping[str, Page]) -> type[BaseHTTPRequestHandler]:
                 self._answer(503, TEXT, "not available\n")
                 return
             self._answer(200, kind, text)
-
-        def _is_for_here(self) -> bool:
-            said = self.headers.get("Host") or ""
-            return is_loopback((said.rpartition(":")[0] or said).strip("[]"))
 
         def _answer(self, status: int, kind: str, text: str) -> None:
             content = text.encode()

@@ -9,11 +9,15 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
+from dpscaffold.atomic import is_held
 from dpscaffold.deployment.site.approval import listed, requests_in
 from dpscaffold.deployment.site.file import read_site_file
 from dpscaffold.deployment.site.operation import ledger_of, status_of
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.showing import round_up
+
+#: The phase of a run whose server has ended in mid-run.
+STOPPED = "stopped, server run --resume goes on"
 
 
 @dataclass(frozen=True)
@@ -85,7 +89,7 @@ def read_server_status(folder: Path) -> ServerStatus:
         )
         return ServerStatus(
             str(said["run"]),
-            str(said["phase"]),
+            _phase(folder, str(said["phase"])),
             int(said["round"]),
             int(said["rounds"]),
             float(said.get("seconds", 0.0)),
@@ -99,6 +103,11 @@ def read_server_status(folder: Path) -> ServerStatus:
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadInput("run-damaged", f"{path} is damaged ({error}); restore it") from error
+
+
+def _phase(folder: Path, said: str) -> str:
+    """How a run stands; a server that was killed left 'running' behind, but no lock."""
+    return STOPPED if said == "running" and not is_held(folder / ".lock") else said
 
 
 def server_lines(status: ServerStatus) -> list[str]:

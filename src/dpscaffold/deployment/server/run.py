@@ -405,6 +405,6 @@ class DeployedRun(RunDriver):
                 for name in self.sites.enrolled.names
             },
             "refusals": self.post.refusals,
-            "epsilon": self.history[-1].metrics.get("epsilon_server") if self.history else None,
+            "epsilon": self.accounts.live(state.round).get("epsilon_server"),
         }
         self.out.write_text("status.json", json.dumps(status, indent=2) + "\n")
