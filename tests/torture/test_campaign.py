@@ -76,6 +76,24 @@ def leaves(command, path=()):
 READ = {"--stop-on", "--data-dir", "--config", "--server", "--offer"}
 
 
+def test_every_option_in_the_campaign_exists(monkeypatch):
+    """A command that is refused for its options writes nothing, so its kills would show nothing."""
+    monkeypatch.syspath_prepend(CAMPAIGN.parent)
+    from commands import all_works
+
+    commands = leaves(typer.main.get_command(app))
+    for work, _ in all_works():
+        for words in filter(None, (work.arguments, work.again)):
+            path = next(p for p in (tuple(words[:n]) for n in (3, 2, 1)) if p in commands)
+            known = {
+                o
+                for option in commands[path].params
+                for o in (*option.opts, *option.secondary_opts)
+            }
+            strange = {word for word in words if word.startswith("-")} - known
+            assert not strange, (work.name, strange)
+
+
 def test_every_command_that_writes_is_killed(monkeypatch):
     """Each command of the command line, and each option of it that names what to write, is in the
     campaign's list, or is excused with a reason, and no excuse is out of date."""
