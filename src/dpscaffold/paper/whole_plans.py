@@ -58,7 +58,7 @@ def asked(case: Case) -> tuple[Facts, Goal, Limits, Preset]:
     preset = Preset(
         regularisation=plan.regularisation,
         task=settings.task.build(facts),
-        secure=settings.secure and settings.secure.sums,
+        secure=settings.sums,
     )
     return facts, goal, limits, preset
 

@@ -540,8 +540,8 @@ def image_steps(facts: Facts, goal: Goal) -> list[str | dict[str, Any]]:
     assert facts.image_shape is not None
     noise = centring_noise(facts, goal)
     centre = {"step": "centre", "fit": "private", "norm_bound": 1.0, "noise": noise}
-    centred = [] if noise is None else [centre, "unit-norm"]
-    return [f"hog:{'x'.join(map(str, facts.image_shape))}", "unit-norm", *centred]
+    steps: list[str | dict[str, Any]] = [f"hog:{'x'.join(map(str, facts.image_shape))}"]
+    return [*steps, "unit-norm", *([] if noise is None else [centre, "unit-norm"])]
 
 
 def _secure_table(secure: Secure) -> dict[str, Any]:

@@ -36,8 +36,9 @@ WIDENINGS = 4
 #: What a choice may lose and still count as good: one point.
 FLAT = 0.01
 
-#: Scores of this many records that differ by less cannot be told apart: a tenth of a point.
-CLOSE = 0.001
+#: Scores of this many records that differ by less cannot be told apart: a tenth of a point. Above
+#: 1 − ROOM little is left to gain, and it shrinks with what is left: surrogates may be too easy.
+CLOSE, ROOM = 0.001, 0.1
 
 #: Surrogates of each separation, each with its own data, participants and noise.
 SEEDS = (0, 1)
@@ -105,9 +106,13 @@ def best_trial(trials: Sequence[StepSizeTrial]) -> StepSizeTrial:
     >>> scores = {1.0: 0.80, 3.0: 0.8995, 10.0: 0.90}
     >>> best_trial([StepSizeTrial(rate, (score,)) for rate, score in scores.items()]).rate
     3.0
+    >>> easy = {1.0: 0.9995, 3.0: 0.9999}
+    >>> best_trial([StepSizeTrial(rate, (score,)) for rate, score in easy.items()]).rate
+    3.0
     """
     most = max(trial.score for trial in trials)
-    close = [trial for trial in trials if trial.score >= most - CLOSE]
+    told = CLOSE * min(1.0, max(0.0, 1 - most) / ROOM)
+    close = [trial for trial in trials if trial.score >= most - told]
     return min(close, key=lambda trial: trial.rate)
 
 
