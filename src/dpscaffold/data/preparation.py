@@ -26,6 +26,7 @@ from dpscaffold.data.preprocessing import (
     EncoderSettings,
     FittedStep,
     HogSettings,
+    NoisedStep,
     Pca,
     RandomFeaturesSettings,
     Standardise,
@@ -86,7 +87,7 @@ def refuse_redraws(steps: Iterable[StepSettings]) -> None:
     """Refuse private steps whose noise would be drawn again at every load: each draw spends again,
     and the average of many has no noise."""
     for step in steps:
-        if isinstance(step, FittedStep) and step.fit == "private" and step.entropy == "system":
+        if isinstance(step, NoisedStep) and step.fit == "private" and step.entropy == "system":
             raise BadInput(
                 "repeated-release",
                 f"preprocess: {getattr(step, 'step', 'a step')} has entropy = 'system', so every "
@@ -120,7 +121,7 @@ def _fit(
     if isinstance(step, RandomFeaturesSettings):
         columns = len(next(transformed(features[:1], before))[0])
         return RandomFeatures.drawn(columns, step.features, step.scale, step.seed)
-    assert isinstance(step, FittedStep)
+    assert isinstance(step, NoisedStep)
     source = _Source(step, features, before, seed, number)
     if isinstance(step, Centre):
         mean = source.mean().astype(np.float32)
@@ -154,7 +155,7 @@ class _Source:
 
     def __init__(
         self,
-        step: FittedStep,
+        step: NoisedStep,
         features: torch.Tensor,
         before: tuple[Prepared, ...],
         seed: int,
@@ -164,7 +165,7 @@ class _Source:
         self.count = len(features)
         self.dimension = len(next(transformed(features[:1], before))[0])
         self.private = step.fit == "private"
-        self.given = _given(step)
+        self.given = _given(step) if isinstance(step, FittedStep) else {}
         self.released: list[Cost] = []
         system = self.private and step.entropy == "system"
         self.rng: Stream = CipherStream() if system else stream(seed, f"noise {number}")
@@ -266,7 +267,8 @@ class _Source:
 
     def _public(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
         if name not in self.given:
-            where = f"'{self.step.statistics}'" if self.step.statistics else "the step"
+            file = getattr(self.step, "statistics", None)
+            where = f"'{file}'" if file else "the step"
             raise BadInput(
                 "missing-statistic",
                 f"preprocess: fit = 'public' needs {name}, and {where} gives "

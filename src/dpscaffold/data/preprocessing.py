@@ -122,7 +122,7 @@ class EncoderSettings(StepSettings):
     ``"9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"``"""
 
 
-class FittedStep(StepSettings):
+class NoisedStep(StepSettings):
     """What a step is fitted on.
 
     ``unprotected``: the pooled training records of all users, as in the paper, outside the
@@ -140,8 +140,6 @@ class FittedStep(StepSettings):
     fit: Literal["unprotected", "public", "private"] = "unprotected"
     """What the step is fitted on: the private records (outside ε), given statistics, or noised sums
     (inside ε). Example: ``"public"``"""
-    statistics: Annotated[str, BeforeValidator(_as_text)] | None = None
-    """An .npz file with the statistics (fit 'public'). Example: ``"public.npz"``"""
     norm_bound: float | None = Field(default=None, gt=0)
     """The bound on the norm of a row, chosen without looking at the data (fit 'private'). Example:
     ``1.0``"""
@@ -156,7 +154,7 @@ class FittedStep(StepSettings):
     Example: ``"system"``"""
 
     @model_validator(mode="after")
-    def _consistent(self) -> FittedStep:
+    def _consistent(self) -> NoisedStep:
         private = ("norm_bound", "noise", "epsilon", "delta", "entropy")
         given = [
             name for name in private if getattr(self, name) != type(self).model_fields[name].default
@@ -184,18 +182,6 @@ class FittedStep(StepSettings):
             )
         return self
 
-    @model_validator(mode="after")
-    def _public(self) -> FittedStep:
-        inline = [name for name in ("mean", "deviation") if getattr(self, name, None) is not None]
-        step = getattr(self, "step", "step")
-        if self.fit != "public" and (inline or self.statistics):
-            raise BadValue(
-                "not-applicable",
-                f"{step}: {(inline or ['statistics'])[0]} belongs to fit = 'public', and fit is "
-                f"'{self.fit}'",
-            )
-        return self
-
     @property
     def protection(self) -> Protection:
         """How the records are treated that the step is fitted on."""
@@ -211,6 +197,25 @@ class FittedStep(StepSettings):
         # R Gaussian releases of multiplier z are one of multiplier z/√R, so that (ε, δ) is the
         # whole step's.
         return gaussian_multiplier(self.epsilon, self.delta) * math.sqrt(self.releases)
+
+
+class FittedStep(NoisedStep):
+    """A step whose statistics may be public."""
+
+    statistics: Annotated[str, BeforeValidator(_as_text)] | None = None
+    """An .npz file with the statistics (fit 'public'). Example: ``"public.npz"``"""
+
+    @model_validator(mode="after")
+    def _public(self) -> FittedStep:
+        inline = [name for name in ("mean", "deviation") if getattr(self, name, None) is not None]
+        step = getattr(self, "step", "step")
+        if self.fit != "public" and (inline or self.statistics):
+            raise BadValue(
+                "not-applicable",
+                f"{step}: {(inline or ['statistics'])[0]} belongs to fit = 'public', and fit is "
+                f"'{self.fit}'",
+            )
+        return self
 
 
 class Centre(FittedStep):
@@ -238,7 +243,7 @@ class Standardise(FittedStep):
     """The smallest standard deviation; smaller ones are replaced by it. Example: ``0.01``"""
 
 
-class ClipQuantileSettings(FittedStep):
+class ClipQuantileSettings(NoisedStep):
     """Every row longer than a quantile of the rows' norms scaled down to it. The quantile comes
     from noised counts of norms between 0 and ``norm_bound``."""
 

@@ -539,9 +539,12 @@ def image_steps(facts: Facts, goal: Goal) -> list[str | dict[str, Any]]:
     """
     assert facts.image_shape is not None
     noise = centring_noise(facts, goal)
-    centre = {"step": "centre", "fit": "private", "norm_bound": 1.0, "noise": noise}
-    steps: list[str | dict[str, Any]] = [f"hog:{'x'.join(map(str, facts.image_shape))}"]
-    return [*steps, "unit-norm", *([] if noise is None else [centre, "unit-norm"])]
+    steps: list[str | dict[str, Any]]
+    steps = [f"hog:{'x'.join(map(str, facts.image_shape))}", "unit-norm"]
+    if noise is not None:
+        steps += [{"step": "centre", "fit": "private", "norm_bound": 1.0, "noise": noise}]
+        steps += ["unit-norm"]
+    return steps
 
 
 def _secure_table(secure: Secure) -> dict[str, Any]:
