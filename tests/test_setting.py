@@ -242,8 +242,9 @@ def test_what_is_accounted_has_the_noise_that_was_solved_for(given):
 
 def test_configurations_and_offers_keep_every_field_of_a_mechanism() -> None:
     """A field that was lost on the way would silently be the default there."""
-    poisson = Gaussian(2.0, 3.0, "poisson", secret=True, neighbours="zero-out")
-    poisson = replace(poisson, noise_by_user=(3.0, 4.0))
+    poisson = Gaussian(
+        2.0, 3.0, "poisson", secret=True, neighbours="zero-out", noise_by_user=(3.0, 4.0)
+    )
     for name in STORED:
         given = replace(Gaussian(noise=3.0), unit="user") if name == "unit" else poisson
         assert getattr(given, name) != getattr(Gaussian(), name)

@@ -342,7 +342,7 @@ class Setting:
         privacy, rows = self.privacy, torch.arange(self.users) if rows is None else rows
         assert privacy is not None and not isinstance(privacy.clip, str)
         batches = self.batch_sizes[rows].to(dtype)[:, None]
-        spread = torch.ones_like(batches) * privacy.scale(privacy.clip, batches)
+        spread: Tensor = torch.ones_like(batches) * privacy.scale(privacy.clip, batches)
         if privacy.noise_by_user is None:
             return spread
         noises = torch.tensor(privacy.noise_by_user, dtype=dtype)[rows][:, None]
