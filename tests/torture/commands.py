@@ -74,6 +74,7 @@ EXCUSED = {
     "server status": "prints",
     "site check": "prints",
     "site evaluate": "prints",
+    "site personalise": "personalise does the work, and is killed",
     "site predict": "predict does the work, and is killed",
     "site export": "export does the work, and is killed",
     "site ledger": "prints",

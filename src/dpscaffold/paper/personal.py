@@ -2,8 +2,8 @@
 
 Neither is in the paper. Every method sees the same split, and every ε is towards the server, for
 one record, without secure sums. Sites choose strengths on their own records, and these never leave
-them. The rule by which λ is chosen was compared with others on one of the School splits that are
-reported, which is outside every ε.
+them. The rule by which λ is chosen was compared with others on School splits of other seeds (10 and
+11) than those that are reported, which is outside every ε.
 """
 
 from __future__ import annotations

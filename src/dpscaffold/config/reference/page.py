@@ -170,7 +170,8 @@ def annotated_server(found: Sequence[Key]) -> str:
         "",
     ]
     tables = (
-        *("schema", "task", "algorithm", "plan", "privacy", "secure", "facts", "deploy"),
+        *("schema", "task", "algorithm", "plan", "privacy", "secure", "facts", "personal"),
+        "deploy",
         "evaluate",
     )
     return "\n".join([*head, *_tables(found, tables, ("", "csv"))])
