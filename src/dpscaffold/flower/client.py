@@ -407,7 +407,7 @@ def client_app(training: PrivateTraining) -> ClientApp:
     """A ClientApp that answers with this mod, and has no function of its own."""
     app = ClientApp(mods=[training])
 
-    @app.train()
+    @app.train()  # type: ignore[untyped-decorator]
     def never(message: Message, context: Context) -> Message:
         raise RuntimeError("PrivateTraining answers every message itself")
 

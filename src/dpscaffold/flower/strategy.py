@@ -114,7 +114,7 @@ class _Enrolled:
     asked: tuple[Algorithm, Broadcast, Draw] | None = None
 
 
-class Strategy(FlowerStrategy):
+class Strategy(FlowerStrategy):  # type: ignore[misc]
     """Trains a module with DP-SCAFFOLD, or another algorithm, over clients that run
     :class:`~dpscaffold.flower.PrivateTraining`.
 
@@ -453,7 +453,7 @@ def _fits(answer: SignedMessage, round: int, wanted: dict[str, int]) -> bool:
 
 def _offer(model: OwnModel, plan: Plan, privacy: Gaussian, algorithm: Algorithm) -> Offer:
     """The plan as every client gets it."""
-    settings = AlgorithmSettings(name=algorithm.name, **algorithm.numbers)
+    settings = AlgorithmSettings.model_validate({"name": algorithm.name, **algorithm.numbers})
     if settings.build() != algorithm:
         raise BadInput(
             "unknown-algorithm",
