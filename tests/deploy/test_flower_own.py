@@ -317,6 +317,7 @@ def test_a_hostile_server_gets_no_more_than_the_grant(tmp_path):
         ({"task": {"loss": "logistic"}}, "policy-model"),
         ({"algorithm": {"name": "os:getcwd"}}, "policy-algorithm"),
         ({"plan": {"local_steps": 10**9}}, "policy-steps"),
+        ({"plan": {"steps_by_user": [2, 1]}}, "policy-steps"),
     ],
 )
 def test_an_offer_without_a_guarantee_is_refused(tmp_path, changed, code):
@@ -474,6 +475,11 @@ def test_bad_arguments_are_refused(tmp_path):
             Strategy(net(), plan(), privacy, (FEATURES,))
     with refuses("unknown-algorithm"):
         strategy(algorithm=scaffold().replace(name="fedavg"))
+    with refuses("sizes-not-declared"):
+        strategy(privacy=Gaussian(1.0, 5.0, "poisson", neighbours="add-remove"))
+    for extra in ({"steps_by_user": (2, 1)}, {"max_rounds": 9}):
+        with refuses("not-applicable: plan.steps_by_user"):
+            strategy(plan(**extra))
     with refuses("no-participants"):
         strategy(plan(user_ratio=0.2))
     with refuses("out-of-range: clients"):

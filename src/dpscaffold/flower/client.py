@@ -260,6 +260,8 @@ class PrivateTraining:
             raise Refused("policy-model", "the server's model has another shape or loss")
         if offer.secure is not None or offer.fit is not None:
             raise Refused("policy-secure", "secure sums and preparation are not known here")
+        if offer.plan.steps_by_user is not None or offer.plan.max_rounds is not None:
+            raise Refused("policy-steps", "every client takes the same steps, in the plan's rounds")
         if offer.privacy is not None and offer.privacy.neighbours == "add-remove":
             raise Refused("policy-sampling", "the number of records is public here")
         held = records_of(self.load(context), own)
