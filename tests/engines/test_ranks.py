@@ -54,7 +54,9 @@ def answers(folder):
     with pytest.raises(ConnectionError):
         reached(KILLED, out=folder / "resumed", observer=stop)
     assert RunFolder(folder / "resumed").load_checkpoint().state.round == 2
-    return [answer["value"] for answer in on_ranks(2, folder, small_matrix, folder)]
+    found = on_ranks(2, folder, small_matrix, folder)
+    assert all("value" in answer for answer in found), found
+    return [answer["value"] for answer in found]
 
 
 @pytest.mark.parametrize("number", range(len(FAST)), ids=lambda number: str(FAST[number]))

@@ -52,6 +52,9 @@ _LINE = 16
 #: How many models are tried to find out whether places matter: one may agree by chance.
 _TRIES = 3
 
+#: Scores of a row's batch below which a trial would say little; there places always count.
+_FEW = 1 << 12
+
 #: The name, the type and the shape of a tensor that is sent.
 Described = list[tuple[str, str, list[int]]]
 
@@ -60,10 +63,10 @@ Described = list[tuple[str, str, list[int]]]
 class _Part:
     """This rank's rows of a chunk, with their ``places`` among all ``count`` rows of it.
 
-    The last bits of a product may depend on where its operands begin in a line of memory, and those
-    of a module on whether its stack has more than one row. :meth:`is_anywhere` finds out. Where
-    they do, rows get places of the stack that begin as in one process, and copies of a row fill
-    the gaps.
+    The last bits of a product may depend on where its operands begin in a line of memory, those of
+    an exponential on whether its line is full, and those of a module on whether its stack has more
+    than one row. :meth:`is_anywhere` finds out. Where they do, rows get places of the stack that
+    begin as in one process, in lines that are as full, and copies of a row fill the gaps.
     """
 
     worker: Worker
@@ -82,8 +85,12 @@ class _Part:
         if anywhere and not alone:
             return self.steps(numbers)
         places = self.places[numbers]
-        where = places - places[0] // _LINE * _LINE
-        stack = np.full(max(min(2, self.count), int(where[-1]) + 1), numbers[0])
+        start = places[0] // _LINE * _LINE
+        end = min(self.count, (places[-1] // _LINE + 1) * _LINE)
+        if end - start == 1:  # one process has more than one row
+            start = max(0, start - _LINE)
+        where = places - start
+        stack = np.full(end - start, numbers[0])
         stack[where] = numbers
         upload, kept = self.steps(stack.tolist())
         mine = torch.from_numpy(where)
@@ -325,6 +332,8 @@ class RankedSimulator(Simulator):
         if part.drawn is None:
             return True
         shape = (part.phase, part.drawn[0].shape[2])
+        if shape[1] * max(1, part.worker.task.outputs) < _FEW:  # too few to find it out
+            return False
         if shape not in self._anywhere:
             self._anywhere[shape] = part.is_anywhere()
         return self._anywhere[shape]
