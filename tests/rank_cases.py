@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from small import EVERY, UNEQUAL, federation, setting
 
 from dpscaffold import Gaussian, Linear, Logistic, Plan, scaffold, synthetic, train
 from dpscaffold.algorithms import fedavg
-from dpscaffold.engines.fast import ranked
+from dpscaffold.engines.fast import ordered, ranked
 from dpscaffold.engines.fast.ranked import RankedSimulator
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
@@ -22,6 +23,7 @@ from dpscaffold.runs.journal import Journal
 from dpscaffold.runs.ledger import JOURNAL, read_entries
 from dpscaffold.setting.secure import Secure
 from dpscaffold.tasks import LOSSES
+from dpscaffold.training.distributed import join
 
 
 @dataclass(frozen=True)
@@ -204,6 +206,33 @@ def small_matrix(rank: int, folder: Path) -> dict[str, Any]:
     found["stored"] = reached(FOLDER, out=folder / "several", distributed=True)
     found["resumed"] = reached(KILLED, out=folder / "resumed", resume=True, distributed=True)
     found["refused"] = refused(rank, folder)
+    found["sums"] = sums(rank)
+    return found
+
+
+#: Rows, chunks, and where the rows of two ranks end: each has some, or one of them none.
+LAYOUTS = [(7, 7, (3, 7)), (40, 9, (22, 40)), (300, 280, (17, 300)), (5, 2, (0, 5)), (6, 4, (6, 6))]
+
+
+def layout_rows(count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    random = torch.Generator().manual_seed(count)
+    return torch.randn(count, 320, generator=random), torch.rand(count, generator=random)
+
+
+def sums(rank: int) -> list[dict[str, torch.Tensor]]:
+    """Sums of rows that two ranks hold, passed on in several blocks."""
+    ordered._BLOCK = 128
+    ranks, found = join("cpu", distributed=True), []
+    for count, size, ends in LAYOUTS:
+        rows, weights = layout_rows(count)
+        chunks = ordered.Chunks(count, size, ends)
+        made = ordered.OrderedSums(ranks, chunks)
+        for piece in chunks.pieces(rank):
+            here = slice(piece.start, piece.stop)
+            made.add(piece, "mean", rows[here], weights[here])
+            made.add(piece, "total", rows[here], None)
+        found.append(made.totals({"mean": 320, "total": 320}))
+    ranks.close()
     return found
 
 

@@ -7,7 +7,19 @@ from typing import Any
 
 import pytest
 import torch
-from rank_cases import FAST, FOLDER, KILLED, Case, all_cases, dies, reached, small_matrix, stored
+from rank_cases import (
+    FAST,
+    FOLDER,
+    KILLED,
+    LAYOUTS,
+    Case,
+    all_cases,
+    dies,
+    layout_rows,
+    reached,
+    small_matrix,
+    stored,
+)
 from ranks import on_ranks
 from small import EVERY, PRIVACIES, TASKS
 
@@ -73,6 +85,18 @@ def test_no_number_of_ranks_changes_a_bit(count, tmp_path):
     for answer in on_ranks(count, tmp_path, all_cases, cases):
         for case, several in zip(cases, answer["value"], strict=True):
             assert_same(reached(case), several)
+
+
+@pytest.mark.parametrize("number", range(len(LAYOUTS)), ids=lambda number: str(LAYOUTS[number]))
+def test_sums_that_ranks_pass_on_have_the_bits_of_one_process(number, answers):
+    count, size, _ = LAYOUTS[number]
+    rows, weights = layout_rows(count)
+    mean, total = torch.zeros(320), torch.zeros(320)
+    for k in range(0, count, size):
+        mean = mean + weights[k : k + size] @ rows[k : k + size]
+        total = total + rows[k : k + size].sum(0)
+    found = answers[0]["sums"][number]
+    assert torch.equal(found["mean"], mean) and torch.equal(found["total"], total)
 
 
 def test_rank_0_writes_the_memories_and_the_ledger_of_all(answers, folder):
