@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from dpscaffold.config import TaskSettings
 from dpscaffold.deployment.observe.logs import rotating_log
-from dpscaffold.deployment.protocol.agreement import SchemaSettings
+from dpscaffold.deployment.protocol.agreement import Offer, SchemaSettings
 from dpscaffold.deployment.protocol.messages import (
     Json,
     Refused,
@@ -258,12 +258,7 @@ class PrivateTraining:
         offer, own, task = accepted_names(raw, self.policy), self.model, self.model.task()
         if (offer.rows, offer.task) != (own.rows, own.settings):
             raise Refused("policy-model", "the server's model has another shape or loss")
-        if offer.secure is not None or offer.fit is not None:
-            raise Refused("policy-secure", "secure sums and preparation are not known here")
-        if offer.plan.steps_by_user is not None or offer.plan.max_rounds is not None:
-            raise Refused("policy-steps", "every client takes the same steps, in the plan's rounds")
-        if offer.privacy is not None and offer.privacy.neighbours == "add-remove":
-            raise Refused("policy-sampling", "the number of records is public here")
+        _refuse_unknown(offer)
         held = records_of(self.load(context), own)
         for sentence, _ in held.notes:
             say(sentence)
@@ -350,6 +345,19 @@ class PrivateTraining:
             **_most(entry),
         }
         return fields, pending.vectors
+
+
+def _refuse_unknown(offer: Offer) -> None:
+    """Refuse what only sites with a policy of their own know how to do."""
+    further = (offer.secure, offer.fit, offer.noises, offer.personal)
+    if any(part is not None for part in further):
+        raise Refused(
+            "policy-secure", "secure sums, preparation, budgets and personal models are unknown"
+        )
+    if offer.plan.steps_by_user is not None or offer.plan.max_rounds is not None:
+        raise Refused("policy-steps", "every client takes the same steps, in the plan's rounds")
+    if offer.privacy is not None and offer.privacy.neighbours == "add-remove":
+        raise Refused("policy-sampling", "the number of records is public here")
 
 
 def _log_to(folder: Path) -> Say:

@@ -308,20 +308,7 @@ class Strategy(FlowerStrategy):  # type: ignore[misc]
         """Offer the plan to everybody who is connected."""
         start = self._vector(arrays)
         nodes, run = self._connected(grid), fresh_id()
-        asked = [self._message("offer", run, node, {}, {}) for node in nodes]
-        sizes: dict[int, int] = {}
-        for node, answer in self._answers(grid.send_and_receive(asked, timeout=self.wait)):
-            records = answer.header.get("records")
-            granted, delta = (_number(answer, key) for key in ("granted", "delta"))
-            if type(records) is int and records > 0:
-                sizes[node], self._accounts[node] = records, _Account(granted, delta)
-        if len(sizes) < self.clients:
-            said = ", ".join(f"{node}: {why}" for node, why in sorted(self.refused.items()))
-            raise BadInput(
-                "too-few-sites",
-                f"{len(sizes)} of {len(nodes)} clients accepted the plan and clients is "
-                f"{self.clients} ({said or 'no answer'}); see client.log in their folders",
-            )
+        sizes = self._sizes(run, nodes, grid)
         order = tuple(sorted(sizes))
         names = tuple(str(node) for node in order)
         enrolled = EnrolledRun(run, {}, names, "", tuple(sizes[node] for node in order))
@@ -337,6 +324,24 @@ class Strategy(FlowerStrategy):  # type: ignore[misc]
         state = replace(state, server=replace(state.server, params=start))
         memories = Memories(setting.algorithm.shared, self.task.parameters, cpu)
         return _Enrolled(run, order, setting, state, memories)
+
+    def _sizes(self, run: str, nodes: list[int], grid: Grid) -> dict[int, int]:
+        """How many records those have who accept the plan."""
+        asked = [self._message("offer", run, node, {}, {}) for node in nodes]
+        sizes: dict[int, int] = {}
+        for node, answer in self._answers(grid.send_and_receive(asked, timeout=self.wait)):
+            records = answer.header.get("records")
+            granted, delta = (_number(answer, key) for key in ("granted", "delta"))
+            if type(records) is int and records > 0:
+                sizes[node], self._accounts[node] = records, _Account(granted, delta)
+        if len(sizes) < self.clients:
+            said = ", ".join(f"{node}: {why}" for node, why in sorted(self.refused.items()))
+            raise BadInput(
+                "too-few-sites",
+                f"{len(sizes)} of {len(nodes)} clients accepted the plan and clients is "
+                f"{self.clients} ({said or 'no answer'}); see client.log in their folders",
+            )
+        return sizes
 
     def _connected(self, grid: Grid) -> list[int]:
         until = time.monotonic() + self.wait

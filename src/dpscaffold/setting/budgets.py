@@ -170,12 +170,11 @@ def joint_noises(
     batches = np.array([run.groups[g].batch for g in places], dtype=float)
     needed = np.array(own_noises(run, epsilons, costs))
     divisors = batches if run.unit == "record" else np.ones(run.users)
+    weights = np.ones(run.users)
     if run.weighting == "noise":
         weights = _capped_weights(run, divisors / needed, honest, heterogeneity)
-    elif run.weighting == "records":
+    if run.weighting == "records":
         weights = np.array([float(run.groups[g].records) for g in places])
-    else:
-        weights = np.ones(run.users)
     common = float((needed * weights / divisors).max()) / math.sqrt(honest)
     while True:
         noises = tuple(round_up_digits(float(n)) for n in common * divisors / weights)

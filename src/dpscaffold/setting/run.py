@@ -215,15 +215,9 @@ class Setting:
                 "privacy.sampling = 'poisson' or leave the sizes out",
             )
 
-    def _check_secure(self, secure: Secure) -> None:
-        """Secure sums only where they are proved; everything else is refused."""
-        privacy, plan, budget = self.privacy, self.plan, self.budget
-        if privacy is None or privacy.noise == 0:
-            raise BadInput(
-                "no-noise",
-                "secure is given without noise, which sums need; give privacy.noise or "
-                "privacy.epsilon, or leave secure out",
-            )
+    def _check_summed(self) -> None:
+        """One step, a plain mean and no memory: what the proof of secure sums needs."""
+        plan = self.plan
         if plan.local_steps != 1:
             raise BadInput(
                 "secure-not-proved",
@@ -242,6 +236,17 @@ class Setting:
                 f"algorithm.name is {self.algorithm.name!r}, whose users keep a memory between "
                 f"rounds, and secure sums are not proved for it; use 'fedavg', or leave secure out",
             )
+
+    def _check_secure(self, secure: Secure) -> None:
+        """Secure sums only where they are proved; everything else is refused."""
+        privacy, budget = self.privacy, self.budget
+        if privacy is None or privacy.noise == 0:
+            raise BadInput(
+                "no-noise",
+                "secure is given without noise, which sums need; give privacy.noise or "
+                "privacy.epsilon, or leave secure out",
+            )
+        self._check_summed()
         capped = {
             "max_participations": budget.max_participations,
             "user_epsilon": budget.user_epsilon,
