@@ -105,7 +105,10 @@ def evaluate(
         from dpscaffold.deployment.site.operation import evaluate_site
 
         own = evaluate_site(file, run)
-        lines = [f"{name}: {value}" for name, value in own.items()]
+        lines = [
+            f"{name}: {value:.4g}" if isinstance(value, float) else f"{name}: {value}"
+            for name, value in own.items()
+        ]
         typer.echo(json.dumps(own, indent=2) if as_json else "\n".join(lines))
         return
     from dpscaffold.models.evaluate import evaluate_files

@@ -158,14 +158,21 @@ def read_site_status(path: Path) -> SiteStatus:
     )
 
 
+def _last(status: SiteStatus) -> str:
+    if not status.answered:
+        return "none since the start"
+    return (
+        f"{status.last_answer}, in {status.last_seconds:.2f} s; {status.answered} since the start"
+    )
+
+
 def site_lines(status: SiteStatus) -> list[str]:
     """The status of a site for people. ε that is left is rounded down."""
     left = math.floor(status.epsilon_left * 1000) / 1000
     codes = ", ".join(f"{code} {count:.0f}" for code, count in sorted(status.refusals.items()))
     lines = [
         f"{status.name}: {'the process runs' if status.online else 'not running'}",
-        f"  last answer: {status.last_answer}, in {status.last_seconds:.2f} s; "
-        f"{status.answered} since the start",
+        f"  last answer: {_last(status)}",
         f"  refusals since the start: {codes or 'none'}",
         f"  ε {round_up(status.epsilon_reserved)} reserved, {left} left; "
         f"{status.participations} participations",
