@@ -155,7 +155,7 @@ class Chunks:
 
 
 @dataclass
-class _Column:
+class _VectorSums:
     """One vector of the uploads at this rank: what is known before the running sum arrives."""
 
     #: Whether it is a weighted mean (else a plain sum).
@@ -174,12 +174,12 @@ class OrderedSums:
 
     def __init__(self, ranks: Ranks, chunks: Chunks) -> None:
         self.ranks, self.chunks = ranks, chunks
-        self._columns: dict[str, _Column] = {}
+        self._columns: dict[str, _VectorSums] = {}
 
     def add(self, piece: range, name: str, rows: Tensor, weights: Tensor | None) -> None:
         """The rows (U, C) of one vector of a piece; with ``weights`` (U,), of a mean."""
         chunks = self.chunks
-        column = self._columns.setdefault(name, _Column(weights is not None))
+        column = self._columns.setdefault(name, _VectorSums(weights is not None))
         if piece.start % chunks.size:
             column.head, column.weights = rows, weights
         elif not chunks.cut_at(piece.stop):
@@ -213,7 +213,7 @@ class OrderedSums:
             arrived()
         return found if ranks.leads else {}
 
-    def _passed(self, column: _Column, block: slice, owners: Sequence[int]) -> list[Tensor]:
+    def _passed(self, column: _VectorSums, block: slice, owners: Sequence[int]) -> list[Tensor]:
         """The running sums of some columns after this rank's rows."""
         ranks, chunks = self.ranks, self.chunks
         own, place = chunks.own(ranks.rank), owners.index(ranks.rank)
@@ -237,7 +237,7 @@ class OrderedSums:
         return [*([] if whole is None else [whole]), *by_kind.values()]
 
     def _headed(
-        self, column: _Column, block: slice, whole: Tensor | None, levels: dict[str, Tensor]
+        self, column: _VectorSums, block: slice, whole: Tensor | None, levels: dict[str, Tensor]
     ) -> tuple[Tensor | None, dict[str, Tensor]]:
         """The sums after the rows of a chunk that began at another rank."""
         assert column.head is not None
