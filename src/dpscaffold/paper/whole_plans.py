@@ -7,7 +7,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -29,8 +28,10 @@ LINE, FILE = "planned, nothing looked at", "plans.json"
 #: What a case keeps of its own: who is hidden from whom, and the ε.
 KEPT = ("epsilon", "view", "sampling", "delta", "unit")
 
-#: The keys that a plan sets, by row, column and the digest of the case that it was made for.
-Plans = dict[tuple[str, str, str], dict[str, Any]]
+#: The dotted keys that a plan sets; and plans by row, column and the digest of the case that each
+#: was made for.
+PlanKeys = dict[str, str | float]
+Plans = dict[tuple[str, str, str], PlanKeys]
 
 
 def public_facts(case: Case) -> Facts:
@@ -92,7 +93,7 @@ def read_plans(folder: Path) -> Plans:
         return {}
 
 
-def _keys(case: Case, device: torch.device, tell: Listener) -> dict[str, Any]:
+def _keys(case: Case, device: torch.device, tell: Listener) -> PlanKeys:
     """The dotted keys of the plan that is recommended for a case."""
     facts, goal, limits, preset = asked(case)
     found = recommend(facts, goal, limits, preset, device=device, tell=tell, curve=False)
@@ -105,16 +106,16 @@ def _keys(case: Case, device: torch.device, tell: Listener) -> dict[str, Any]:
     }
 
 
-def _run(case: Case, plan: dict[str, Any]) -> Case:
+def _run(case: Case, plan: PlanKeys) -> Case:
     """The case with the algorithm and the plan that were chosen, in the line of plans."""
     changed = case.with_set({"algorithm": False}).with_set(plan)
     return replace(changed, labels=case.labels | {"line": LINE, "choice": described(plan)})
 
 
-def described(plan: dict[str, Any]) -> str:
+def described(plan: PlanKeys) -> str:
     """A plan in few words.
 
-    >>> plan = {"algorithm.name": "fedavg", "plan.rounds": 400, "plan.local_steps": 1}
+    >>> plan: PlanKeys = {"algorithm.name": "fedavg", "plan.rounds": 400, "plan.local_steps": 1}
     >>> described(plan | {"plan.learning_rate": 0.5, "plan.tail": 0.25, "privacy.clip": 1.0})
     'fedavg, T = 400, K = 1, C = 1, η₀ = 0.5, average of the last 0.25'
     """

@@ -529,7 +529,7 @@ def _centred(facts: Facts, goal: Goal) -> tuple[Remark, ...]:
     return (Remark("Features were centred with a noised mean.", "private", cost, divided=True),)
 
 
-def image_steps(facts: Facts, goal: Goal) -> list[str | dict[str, Any]]:
+def image_steps(facts: Facts, goal: Goal) -> list[str | dict[str, str | float]]:
     """``data.preprocess`` of images: features that read no record, centred with a noised mean that
     is counted in ε, and of norm 1.
 
@@ -539,7 +539,7 @@ def image_steps(facts: Facts, goal: Goal) -> list[str | dict[str, Any]]:
     """
     assert facts.image_shape is not None
     noise = centring_noise(facts, goal)
-    steps: list[str | dict[str, Any]]
+    steps: list[str | dict[str, str | float]]
     steps = [f"hog:{'x'.join(map(str, facts.image_shape))}", "unit-norm"]
     if noise is not None:
         steps += [{"step": "centre", "fit": "private", "norm_bound": 1.0, "noise": noise}]

@@ -78,7 +78,7 @@ def plan_lines(found: Recommendation) -> list[str]:
     return lines
 
 
-def _inline(step: str | dict[str, Any]) -> str:
+def _inline(step: str | dict[str, str | float]) -> str:
     """A step as a configuration spells it.
 
     >>> _inline({"step": "centre", "fit": "private"})
