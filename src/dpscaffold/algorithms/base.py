@@ -43,7 +43,7 @@ class Known:
         step_size: η_l.
         spread: The standard deviation of the noise on one step's gradient, 2Cσ_g/b_i; None where C
             is computed from the batch.
-        weight: The user's weight in means, up to a common factor: 1, or R_i.
+        weight: The user's weight in means, up to a common factor: 1, R_i, or by its noise.
     """
 
     steps: int | Tensor
