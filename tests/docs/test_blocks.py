@@ -34,13 +34,6 @@ NOT_RUN = [
         "starts several processes; tests/engines/test_ranks.py runs them",
     ),
     ("docs/howto/machines.md", "needs a process group; tests/rank_cases.py calls it so"),
-    *[
-        (
-            "docs/howto/personal.md",
-            "needs a finished run; tests/deploy/test_personal_deployed.py runs the commands",
-        )
-    ]
-    * 2,
     *[("docs/operations.md", "needs a federation; tests/deploy/test_approval.py runs the commands")]
     * 2,
     (
