@@ -9,32 +9,34 @@ from base64 import b64encode
 
 import pytest
 
-pytest.importorskip("flwr")
+from dpscaffold.deployment.transports import flower
 
-from flwr.common.constant import TIMESTAMP_HEADER
-from flwr.proto.fleet_pb2 import PullMessagesRequest
-from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest, SendNodeHeartbeatResponse
-from flwr.proto.message_pb2 import PullObjectRequest
-from flwr.proto.node_pb2 import Node
-from flwr.proto.runtime_pb2 import GetNodesRequest
-from flwr.supercore.constant import (
+flower.require()
+
+from flwr.common.constant import TIMESTAMP_HEADER  # noqa: E402
+from flwr.proto.fleet_pb2 import PullMessagesRequest  # noqa: E402
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest, SendNodeHeartbeatResponse  # noqa: E402
+from flwr.proto.message_pb2 import PullObjectRequest  # noqa: E402
+from flwr.proto.node_pb2 import Node  # noqa: E402
+from flwr.proto.runtime_pb2 import GetNodesRequest  # noqa: E402
+from flwr.supercore.constant import (  # noqa: E402
     FLEET_HTTP_PUBLIC_KEY_HEADER,
     FLEET_HTTP_SIGNATURE_HEADER,
     TASK_TOKEN_HEADER,
 )
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
-from flwr.superlink.main import create_app
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message  # noqa: E402
+from flwr.superlink.main import create_app  # noqa: E402
 
-from dpscaffold.deployment.provision import (
+from dpscaffold.deployment.provision import (  # noqa: E402
     FederationFile,
     admit,
     provision,
     read_invitation,
     read_node_key,
 )
-from dpscaffold.deployment.site.begin import make_site
-from dpscaffold.deployment.transports.flower.direct import direct_fleet, direct_runtime
-from dpscaffold.deployment.transports.flower.link import Listeners, lighten, superlink_config
+from dpscaffold.deployment.site.begin import make_site  # noqa: E402
+from dpscaffold.deployment.transports.flower.direct import direct_fleet, direct_runtime  # noqa: E402
+from dpscaffold.deployment.transports.flower.link import Listeners, lighten, superlink_config  # noqa: E402
 
 
 @pytest.fixture
