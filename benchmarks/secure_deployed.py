@@ -199,7 +199,7 @@ def _start_again(local: LocalFederation, name: str, config: Path, out: Path) -> 
 
 def _await_rounds(local: LocalFederation, config: Path, out: Path, more: int, until: float) -> bool:
     """Whether so many more rounds were done in time. A server that gave up is started again."""
-    wanted = rounds_done(out) + more
+    wanted = max(0, rounds_done(out)) + more
     while rounds_done(out) < wanted:
         ended = local.processes["server"].poll()
         if ended == 0:
@@ -240,8 +240,10 @@ def torture(
             killed = kill_randomly(local, config, out, kills, seed, until)
         else:
             killed = Counter[str]()
-            if local.run(config, out, seconds=60 * minutes):
-                print(local.log("server")[-2000:])
+            local.start_server(config, out)
+            if not _await_rounds(local, config, out, rounds, until):
+                print(f"not over after {minutes} minutes: {local.log('server')[-2000:]}")
+            local.stop("server", 120)
     seconds = time.monotonic() - began
     print(f"killed {dict(killed)} in {seconds:.0f} s, {rounds_done(out)} rounds", flush=True)
     enough = killed.total() == kills
