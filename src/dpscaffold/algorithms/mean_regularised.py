@@ -49,8 +49,8 @@ FIRST: dict[str, Size] = {
     "first_count": "number",
     "first_centre": "number",
 }
-#: The largest λ, in units of 1/(η_l·K): a participation leaves about e⁻² of w_i − x. A stronger pull
-#: would start every step at x, so that K steps were worth one.
+#: The largest λ, in units of 1/(η_l·K): a participation leaves about e⁻² of w_i − x. A stronger
+#: pull would start every step at x, so that K steps were worth one.
 MOST = 2.0
 
 
@@ -71,12 +71,12 @@ class Pulled:
         return gradient + self.pull(at) * (y - at.broadcast.params)
 
     def pull(self, at: Participant) -> Tensor | float:
-        """λ of this participation. With ``auto`` it is (v/ζ²)/(η_l·K), where v is the variance of the
-        noise on Δy_i and ζ² the spread of Δy_i between users that is not noise; at most
+        """λ of this participation. With ``auto`` it is (v/ζ²)/(η_l·K), where v is the variance of
+        the noise on Δy_i and ζ² the spread of Δy_i between users that is not noise; at most
         :data:`MOST`/(η_l·K), and never beyond x.
 
-        For a quadratic loss of curvature h the error of w_i is about η_l·s²/(2(h + λ)) from noise of
-        variance s² on each step, and (λ/(h + λ))²τ² from the pull. It is smallest near
+        For a quadratic loss of curvature h the error of w_i is about η_l·s²/(2(h + λ)) from noise
+        of variance s² on each step, and (λ/(h + λ))²τ² from the pull. It is smallest near
         λ = η_l·s²/(4τ²); with τ² = ζ²/(η_l·K·h)² and h of the order 2/(η_l·K), the curvature that
         K steps can see, that is this λ.
         """

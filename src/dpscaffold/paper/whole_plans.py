@@ -53,7 +53,7 @@ def asked(case: Case) -> tuple[Facts, Goal, Limits, Preset]:
     participants as the most that one can afford; no record."""
     settings, facts = case.settings, public_facts(case)
     plan, privacy = settings.plan, settings.privacy
-    assert privacy is not None and privacy.epsilon is not None
+    assert privacy is not None and isinstance(privacy.epsilon, float)
     limits = Limits(plan.rounds, plan.local_steps, floor_share(plan.user_ratio, facts.users))
     goal = Goal(privacy.epsilon, "server", privacy.delta, "poisson")
     preset = Preset(
