@@ -106,6 +106,7 @@ class Link:
     now: float = 0.0
     copies: dict[str, Copy] = field(default_factory=dict)
     answers: dict[str, tuple[float, SignedMessage | None]] = field(default_factory=dict)
+    coming: set[str] = field(default_factory=set)
 
     def __post_init__(self):
         self.sites = {name: SlowSite(name, self) for name in self.names}
@@ -126,7 +127,7 @@ class Link:
         return ids
 
     def is_coming(self, identity):
-        return False
+        return identity in self.coming
 
     def is_confirmed(self, identity):
         return self.copies[identity].gone <= self.now
@@ -217,6 +218,31 @@ def test_a_site_that_died_with_the_question_answers_the_copy(world):
         inner(seconds)
 
     slow.exchange.sleep = sleep
+    found, seconds = slow.round()
+    assert found == {"north"} and seconds < 7 and north.answered == 2
+
+
+def test_a_site_that_died_within_its_upload_answers_the_copy(world):
+    """Flower has announced the answer, and waits three minutes for objects that never come."""
+    slow = world("north", parameters=10)
+    north = slow.sites["north"]
+    real = north.reply
+
+    def dies(asked, signed):
+        slow.link.coming.add(asked.head.metadata.identity)
+        north.reply = real
+        raise ConnectionError
+
+    north.reply = dies
+    work = north.work
+
+    def restarted(until):
+        try:
+            work(until)
+        except ConnectionError:
+            north.restart()
+
+    north.work = restarted
     found, seconds = slow.round()
     assert found == {"north"} and seconds < 7 and north.answered == 2
 

@@ -505,12 +505,10 @@ class FlowerExchange:
         later."""
         if one.identity is None or one.lost:
             return True
-        if grid.is_coming(one.identity):
-            one.postpone(now, self.deadline)
-            return False
         if not grid.is_confirmed(one.identity):
-            return True
-        one.lost = one.confirmed  # it was confirmed a wait ago, and no answer has come
+            return True  # also where an answer was announced: its sender may have died
+        # Confirmed a wait ago, and no answer is on its way: it was lost.
+        one.lost = one.confirmed and not grid.is_coming(one.identity)
         one.confirmed = True
         if not one.lost:
             one.postpone(now, self.deadline)
