@@ -153,7 +153,7 @@ def test_a_run_given_by_its_epsilon_keeps_it() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"epsilon": 0.0}, "out-of-range: epsilon is 0.0"),
+        ({"epsilon": 0.0}, "out-of-range: epsilon is 0"),
         ({"epsilon": 1.0, "noise": 2.0}, "noise-or-epsilon"),
         ({"epsilon": 1.0, "noise": 1.0}, "noise-or-epsilon"),
         ({"view": "server"}, "missing-key: privacy.epsilon"),

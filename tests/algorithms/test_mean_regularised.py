@@ -243,7 +243,7 @@ TABLES = {
 }
 
 
-@pytest.mark.parametrize("strength", [0.3, "auto"])
+@pytest.mark.parametrize("strength", [pytest.param(0.3, marks=pytest.mark.slow), "auto"])
 def test_a_resumed_run_ends_at_the_same_models(tmp_path, strength):
     tables = {**TABLES, "personal": {"kind": "mean-regularised", "strength": strength}}
     whole = run(tables)

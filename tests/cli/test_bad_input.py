@@ -66,7 +66,7 @@ BAD = [
     (
         "train h2.toml --set plan.weighting=record",
         "plan.weighting is 'record'",
-        "did you mean 'records'?); give 'uniform' or 'records'",
+        "did you mean 'records'?); give 'uniform', 'records' or 'noise'",
     ),
     ("predict runs/nope new.csv", "runs/nope is no folder", "name a run folder of 'dpscaffold"),
     ("train h2.tml", "h2.tml cannot be read", "did you mean 'h2.toml'?"),

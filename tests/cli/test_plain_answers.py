@@ -216,7 +216,7 @@ def test_the_published_digests_are_all_there() -> None:
     assert len({f.unpacked for f in files} | {f.md5 for f in files}) == 8
 
 
-@pytest.mark.parametrize("epsilon", [1e4, 1e7])
+@pytest.mark.parametrize("epsilon", [pytest.param(1e4, marks=pytest.mark.slow), 1e7])
 @pytest.mark.parametrize("sampling", ["fixed", "poisson"])
 def test_huge_budgets_are_solved(epsilon: float, sampling: Any) -> None:
     """At once, and never above the budget."""

@@ -28,7 +28,8 @@ TABLE = {"source": "csv", "path": "a.csv", "label": "ill", "users": 2}
         ({"privacy": {"secret": "ja"}}, "privacy.secret is 'ja'; give true or false"),
         (
             {"plan": {"weighting": "record"}},
-            "plan.weighting is 'record' (did you mean 'records'?); give 'uniform' or 'records'",
+            "plan.weighting is 'record' (did you mean 'records'?); give 'uniform', 'records' or "
+            "'noise'",
         ),
         (
             {"data": {**TABLE, "missing": "mean"}},

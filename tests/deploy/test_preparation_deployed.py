@@ -239,8 +239,18 @@ def test_a_training_whose_steps_are_not_fitted_is_refused(tmp_path):
         world.enrol()
 
 
-@pytest.mark.parametrize("step", ["counted", "computed", "stored"])
-@pytest.mark.parametrize("secure", [False, True], ids=["plain", "secure"])
+@pytest.mark.parametrize(
+    ("secure", "step"),
+    [
+        (True, "counted"),
+        *[
+            pytest.param(secure, step, marks=pytest.mark.slow)
+            for secure in (False, True)
+            for step in ("counted", "computed", "stored")
+            if (secure, step) != (True, "counted")
+        ],
+    ],
+)
 def test_a_site_that_dies_in_the_preparation_spends_no_less_than_what_left(tmp_path, step, secure):
     world = world_of(tmp_path / "sites", PIPELINES["pca"], SECRET, secure)
     deaths = ["north"]
@@ -264,8 +274,15 @@ def test_a_site_that_dies_in_the_preparation_spends_no_less_than_what_left(tmp_p
         assert spent.noise == pytest.approx(2.0 / math.sqrt(times))
 
 
-@pytest.mark.parametrize("secure", [False, True], ids=["plain", "secure"])
-@pytest.mark.parametrize("at", ["checkpoint", "_finish"])
+@pytest.mark.parametrize(
+    ("secure", "at"),
+    [
+        (False, "checkpoint"),
+        pytest.param(True, "checkpoint", marks=pytest.mark.slow),
+        pytest.param(False, "_finish", marks=pytest.mark.slow),
+        pytest.param(True, "_finish", marks=pytest.mark.slow),
+    ],
+)
 def test_a_server_killed_in_the_preparation_resumes_to_the_same_end(
     tmp_path, monkeypatch, secure, at
 ):

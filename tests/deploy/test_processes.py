@@ -132,6 +132,7 @@ class Stranger:
         return self.client.post(f"https://127.0.0.1:{port or self.public}{path}", headers=headers)
 
 
+@pytest.mark.slow  # tests/deploy/test_gate.py asks the gate itself
 def test_strangers_are_refused(tmp_path):
     """Wrong CA, unknown key, no key, plain text; foreign applications, tasks without the secret,
     control and runtime paths from the public port."""

@@ -27,11 +27,15 @@ NOT_RUN = [
             "a Flower App of four files; tests/deploy/test_flower_app.py runs it",
         )
     ]
-    * 4,
+    * 5,
     ("docs/howto/gpu.md", "needs a CUDA device; tests/engines and benchmarks/gpu.py run there"),
     (
         "docs/howto/machines.md",
         "starts several processes; tests/engines/test_ranks.py runs them",
+    ),
+    (
+        "docs/howto/machines.md",
+        "starts several processes; tests/training/test_sweep.py runs them",
     ),
     ("docs/howto/machines.md", "needs a process group; tests/rank_cases.py calls it so"),
     *[("docs/operations.md", "needs a federation; tests/deploy/test_approval.py runs the commands")]

@@ -10,6 +10,10 @@ from dpscaffold.tasks.moments import MomentSums
 KINDS = ["mean", "moments", "gram"]
 
 
+#: What rounding of single records, and the room for rounding sums, take off: 2⁻¹⁶ and a little.
+ROOM = 2.0**-15
+
+
 def contribution(task, row):
     """What one record adds, in units of C."""
     batch = Batch(torch.tensor(row)[None, None], torch.zeros(1, 1, dtype=torch.long))
@@ -21,7 +25,8 @@ def contribution(task, row):
 @pytest.mark.parametrize("relation", ["replace-one", "zero-out"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_record_moves_the_sum_by_at_most_its_sensitivity(kind, relation):
-    """2 for replacing a record, 1 for emptying it; pairs that reach it are among those tried."""
+    """2 for replacing a record, 1 for emptying it; pairs that reach it, but for the room that is
+    left for rounding, are among those tried."""
     task = MomentSums(3, kind, norm_bound=2.5, relation=relation, bound=0.7)
     rng = np.random.default_rng(0)
     rows = rng.normal(size=(60, 3)) * rng.uniform(0.1, 9, size=(60, 1))
@@ -31,12 +36,12 @@ def test_a_record_moves_the_sum_by_at_most_its_sensitivity(kind, relation):
     assert not found[-2:].any()
     if relation == "zero-out":
         largest = np.linalg.norm(found, axis=1).max()
-        assert largest == pytest.approx(1.0, abs=1e-9)
+        assert 1 - ROOM < largest <= 1
         return
     apart = np.linalg.norm(found[:, None] - found[None], axis=2).max()
-    assert apart <= 2 + 1e-9
+    assert apart <= 2
     # Both parts of "moments" are never at their worst together, so their bound is not reached.
-    assert apart > (1.7 if kind == "moments" else 2 - 1e-9)
+    assert apart > (1.7 if kind == "moments" else 2 - 2 * ROOM)
 
 
 @pytest.mark.parametrize("relation", ["replace-one", "zero-out"])

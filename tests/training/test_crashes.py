@@ -130,7 +130,16 @@ def watching(folder, run, then):
 @pytest.mark.parametrize("ending", ["completed", "interrupted", "budget"])
 @pytest.mark.parametrize("moment", ["before its uploads", "after the round"])
 @pytest.mark.parametrize("privacy", [SECRET, SEEDED], ids=["secret", "seeded"])
-@pytest.mark.parametrize("crashes", [(8,), (5, 8), (8, 8), (2, 2, 2)], ids=str)
+@pytest.mark.parametrize(
+    "crashes",
+    [
+        pytest.param((8,), marks=pytest.mark.slow),
+        (5, 8),
+        pytest.param((8, 8), marks=pytest.mark.slow),
+        (2, 2, 2),
+    ],
+    ids=str,
+)
 def test_every_epsilon_counts_what_was_lost(federation, tmp_path, ending, moment, privacy, crashes):
     """Kill × resume × {completion, SIGTERM, halt}: what is stated is what the journal says."""
     folder, run = tmp_path / "run", described(federation, privacy)

@@ -53,6 +53,7 @@ from dpscaffold.deployment.transports.flower.wire import from_records, to_record
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.schema import Schema
 from dpscaffold.privacy.ledger import spent
+from dpscaffold.privacy.showing import round_up
 from dpscaffold.tasks import LOSSES, ModuleTask
 from dpscaffold.tasks.fitting import check_task
 
@@ -375,13 +376,19 @@ def _log_to(folder: Path) -> Say:
 
 def _sentence(fields: Mapping[str, Json], asked: Mapping[str, Json]) -> str:
     """What the node's own log says of an answer."""
-    granted = f"{fields['granted']:.4g} at δ = {fields['delta']:g}"
+    granted = f"{_shown(fields['granted'])} at δ = {fields['delta']:g}"
     if "epsilon" not in fields:
         return f"run {asked['run']} was granted ε = {granted}"
     return (
         f"run {asked['run']}, round {fields['round']}: took part {fields['participations']} times, "
-        f"ε = {fields['epsilon']:.4g} of {granted}, against the server and all other clients"
+        f"ε = {_shown(fields['epsilon'])} of {granted}, against the server and all other clients"
     )
+
+
+def _shown(epsilon: Json) -> str:
+    """ε, rounded up."""
+    assert isinstance(epsilon, float)
+    return round_up(epsilon, 4)
 
 
 def _most(entry: GrantedRun) -> dict[str, Json]:
