@@ -151,7 +151,7 @@ def train_command(
 
 
 def _how(verbose: bool, silent: bool) -> dict[str, Any]:
-    """Who is told what, as :func:`~dpscaffold.training.from_config.run_settings` takes it."""
+    """What is printed, as :func:`~dpscaffold.training.from_config.run_settings` takes it."""
     say, warn = _say if verbose else None, None if silent else _say
     return {"quiet": silent, "say": say, "warn": warn}
 

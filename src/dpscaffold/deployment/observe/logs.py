@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
-#: A file of a log has at most so many bytes, and so many older files are kept.
+#: A file of a log has at most LARGEST bytes, and KEPT older files are kept.
 LARGEST, KEPT = 10_000_000, 5
 
 _LEVELS = {"error:": logging.ERROR, "refused:": logging.WARNING}

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from dpscaffold.deployment.server.sites import Patience
 
 
-#: A deployed run with secure sums permits one void attempt for this many rounds, unless it is told
-#: otherwise. A site's grant has as many spare participations in any case.
+#: A deployed run with secure sums permits one void attempt for this many rounds by default.
+#: A site's grant has as many spare participations in any case.
 ROUNDS_PER_VOID = 20
 
 NEEDS_SIZES = (

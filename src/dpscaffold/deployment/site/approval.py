@@ -27,7 +27,7 @@ from dpscaffold.errors import BadInput
 from dpscaffold.privacy.showing import digits_up, round_up
 
 FOLDER = "requests"
-#: No more requests wait for a decision at a time; a server that sends more is told to wait.
+#: No more requests wait for a decision at a time; a server that sends more has to wait.
 MOST_WAITING = 50
 #: Who decides where the policy alone does.
 POLICY = "policy"
