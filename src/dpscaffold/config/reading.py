@@ -218,7 +218,7 @@ def tables_with(key: str) -> list[str]:
     """The tables of a configuration that have a key.
 
     >>> tables_with("epsilon"), tables_with("seed")
-    (['privacy'], ['data', 'plan'])
+    (['privacy', 'personal'], ['data', 'plan'])
     """
     return [
         name

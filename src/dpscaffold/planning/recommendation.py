@@ -509,7 +509,7 @@ def centring_noise(facts: Facts, goal: Goal) -> float | None:
 
     >>> facts = Facts.of(users=60, records=800, features=784, classes=10).of_images((28, 28))
     >>> centring_noise(facts, Goal(1.0)), centring_noise(facts, Goal(0.001))
-    (26.9, None)
+    (19.9, None)
     """
     if facts.image_shape is None or goal.unit == "user" or goal.view == "paper-third-party":
         return None
