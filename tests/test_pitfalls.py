@@ -237,7 +237,7 @@ def test_clipping_is_joint_where_it_bites():
 
 @each_engine
 @pytest.mark.parametrize("algorithm", WITH_MEMORY)
-@pytest.mark.parametrize("user_ratio", [1.0, 0.5])
+@pytest.mark.parametrize("user_ratio", [pytest.param(1.0, marks=pytest.mark.slow), 0.5])
 def test_scaffold_reaches_the_exact_optimum_of_heterogeneous_quadratics(
     algorithm, user_ratio, engine
 ):

@@ -79,7 +79,9 @@ def run(*arguments):
     return CliRunner().invoke(app, [str(a) for a in arguments])
 
 
-@pytest.mark.parametrize("server", [None, *SERVERS])
+@pytest.mark.parametrize(
+    "server", [None, *(pytest.param(server, marks=pytest.mark.slow) for server in SERVERS)]
+)
 @pytest.mark.parametrize("name", ITERATIVE)
 def test_every_algorithm_trains_through_toml(name, server, config, tmp_path):
     """Each entry of the registry, alone and under each server optimiser, from the command line."""

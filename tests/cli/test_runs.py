@@ -255,7 +255,7 @@ def whole(config, tmp_path_factory):
     ("sent", "code"),
     [
         (signal.SIGKILL, -9),
-        (signal.SIGTERM, 143),
+        pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow),
         pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow),
     ],
 )

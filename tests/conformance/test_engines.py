@@ -46,9 +46,15 @@ every_privacy = pytest.mark.parametrize("privacy", PRIVACIES)
 
 
 @every_algorithm
-@every_task
+@pytest.mark.parametrize(
+    ("task", "shape"),
+    [
+        *((task, "unequal") for task in TASKS),
+        ("logistic", "equal"),
+        *(pytest.param(t, "equal", marks=pytest.mark.slow) for t in TASKS if t != "logistic"),
+    ],
+)
 @every_privacy
-@pytest.mark.parametrize("shape", SHAPES)
 def test_the_simulator_agrees_with_the_loop(algorithm, task, privacy, shape):
     """Given the same Randomness, x, c, every c_i and the averaged iterate agree to float
     tolerance."""

@@ -79,7 +79,7 @@ def test_nothing_is_left_out_silently():
     assert marked("not run") == sorted(NOT_RUN)
     assert marked("slow") == sorted(SLOW)
     run = [block for block in EVERY if not block.all("not run")]
-    assert len(run) >= 0.9 * len(EVERY)
+    assert len(run) >= 0.85 * len(EVERY)
 
 
 @pytest.mark.parametrize("block", EVERY, ids=lambda block: block.place)
