@@ -331,8 +331,11 @@ def test_the_composed_epsilon_is_the_sum_and_is_recorded_before(tmp_path: Path) 
     assert again.composed.server.epsilon == said.server.epsilon
     journal = list(Journal(tmp_path / "run" / RELEASES).lines())
     assert len(journal) == 1 and journal[0]["epsilon"] <= 2.0
-    third = run(NOISED_RUN, out=tmp_path / "other")
-    assert torch.equal(third.own, result.own)  # a simulation is drawn from its seed
+    longer = {**NOISED_RUN, "plan": {**NOISED_RUN["plan"], "rounds": 8}}
+    more = run(longer, out=tmp_path / "run", resume=True)
+    assert torch.equal(more.own, result.own) and more.composed.server.epsilon > said.server.epsilon
+    alone = max(more.privacy.server.epsilon, more.privacy.server.ledger or 0.0)
+    assert alone + 1.95 < more.composed.server.epsilon
 
 
 def test_noised_models_that_cannot_be_accounted_are_refused(tmp_path: Path) -> None:

@@ -133,16 +133,6 @@ class NoisedSteps:
         )
 
 
-@dataclass(frozen=True)
-class NoiseStream:
-    """Where the noise of some steps comes from. A simulation draws it from its seed, in a round
-    that the run does not have."""
-
-    randomness: Randomness
-    round: int = 2
-    user: int = 0
-
-
 def steps_after(
     run: Mechanism,
     records: int,
@@ -196,9 +186,9 @@ def noised_fit(
     given: NoisedSteps,
     strength: Strength = "auto",
     used: Tensor | None = None,
-    stream: NoiseStream | None = None,
 ) -> Tensor:
-    """The parameters (P,) after the noised steps. Every call draws new noise: it is a release.
+    """The parameters (P,) after the noised steps. Every call draws new noise from the operating
+    system, in simulations too: it is a release.
 
     Args:
         task: The model and its loss.
@@ -208,23 +198,20 @@ def noised_fit(
         strength: λ of the pull towards x, which is added after the noise; ``"auto"`` pulls nothing
             and shrinks the result towards x by the known noise.
         used: Which records contribute, (N,); None means all.
-        stream: Where the noise comes from; None means the operating system.
     """
-    stream = stream or NoiseStream(Randomness(0, secret=True))
     features, squares = prepared(task, rows.features, common.device)
     weight = None if used is None or bool(used.all()) else used.float()
     records = LocalRecords(features, squares, rows.labels, [0], weight=weight)
     algorithm = mean_regularised(fedavg(), strength)
     declared = given.records if given.declared else None
-    query = replace(given.mechanism, secret=stream.randomness.secret)
-    sized = (stream.user, len(rows), given.records, given.plan, query)
-    row = Row(*sized, stream.randomness, declared=declared)
+    sized = (0, len(rows), given.records, given.plan, given.mechanism)
+    row = Row(*sized, Randomness(0, secret=True), declared=declared)
     shared = {"pull": torch.zeros(1, 1)} if strength == "auto" else {}
     memory = {
         name: torch.zeros(1, task.parameters if kind == "vector" else 1)
         for name, kind in algorithm.remembers.items()
     }
-    broadcast = Broadcast(stream.round, common[None], shared)
+    broadcast = Broadcast(2, common[None], shared)  # no first round, in which x begins
     _, kept = participate(task, algorithm, [row], records, broadcast, memory)
     return given_out(kept, common)[0]
 
@@ -240,15 +227,12 @@ def composed_personal(model: Model, params: Tensor, site: str, said: Statement) 
     )
 
 
-def noised_models(
-    model: Model, federation: Federation, given: Sequence[NoisedSteps], stream: NoiseStream
-) -> Tensor:
+def noised_models(model: Model, federation: Federation, given: Sequence[NoisedSteps]) -> Tensor:
     """The noised personal parameters of all users, (M, P)."""
     found = []
     for user, steps in enumerate(given):
         rows = SiteRows(*federation.train.of(user))
-        own = replace(stream, user=user)
-        found.append(noised_fit(model.task, rows, model.params, steps, stream=own))
+        found.append(noised_fit(model.task, rows, model.params, steps))
     return torch.stack(found)
 
 
@@ -258,12 +242,17 @@ def composed(model: Model, given: NoisedSteps, folder: Path, site: str) -> State
     whatever site they name, because nobody checks whose rows a table holds."""
     assert model.privacy is not None
     journal = Journal(_journal_of(folder))
-    before = [FurtherRelease(NAME, line["epsilon"], line["delta"]) for line in journal.lines()]
-    said = with_further(model.privacy, [*before, given.release])
+    said = with_further(model.privacy, [*released(folder), given.release])
     line = {"event": "noised", "site": site, "epsilon": given.spent, "delta": given.delta}
     mechanism = {"steps": given.steps, "records": given.records, **given.mechanism.to_json()}
     journal.append({**line, "mechanism": mechanism})
     return said
+
+
+def released(folder: Path) -> list[FurtherRelease]:
+    """All noised models that were made of the model of a folder."""
+    lines = Journal(_journal_of(folder)).lines()
+    return [FurtherRelease(NAME, line["epsilon"], line["delta"]) for line in lines]
 
 
 def _journal_of(folder: Path) -> Path:

@@ -14,15 +14,14 @@ from dpscaffold.errors import BadInput
 from dpscaffold.models.noised import (
     NAME,
     NoisedSteps,
-    NoiseStream,
     composed,
     noised_models,
+    released,
     steps_after,
 )
 from dpscaffold.models.personal import NOISED
 from dpscaffold.privacy.further import with_further
 from dpscaffold.privacy.statement_types import Statement
-from dpscaffold.randomness.streams import Randomness
 from dpscaffold.runs.folder import RunFolder
 from dpscaffold.runs.written import plain
 from dpscaffold.setting import Setting
@@ -52,10 +51,13 @@ def refuse_noised(setting: Setting, budget_file: str | Path | None) -> None:
 
 def with_noised(result: Result, personal: PersonalSettings) -> Result:
     """The result with noised personal models of all users and their composed statement. Those of a
-    run folder are made once: made again they would be another release."""
-    kept = None if result.folder is None else _kept(result.folder)
-    if kept is not None:
-        return replace(result, own=kept[0], composed=kept[1])
+    run folder are made once: made again they would be another release. Their statement follows the
+    run's, which has more rounds if it was extended."""
+    own = None if result.folder is None else _kept(result.folder)
+    if own is not None and result.folder is not None:
+        said = with_further(result.privacy, released(result.folder))
+        _write_statement(result.folder, said)
+        return replace(result, own=own, composed=said)
     run, setting = result.privacy.run, result.setting
     if run is None or personal.epsilon is None or not result.privacy.guarantee:
         raise BadInput(
@@ -65,13 +67,10 @@ def with_noised(result: Result, personal: PersonalSettings) -> Result:
     shape = (personal.epsilon, setting.roster.declared, personal.steps, personal.step_size)
     given = [steps_after(run, size, *shape) for size in setting.roster.sizes]
     said = _stated(result, max(given, key=lambda one: one.spent))
-    randomness = Randomness(0 if setting.secret else setting.plan.public_seed, setting.secret)
-    stream = NoiseStream(randomness, setting.plan.planned + 1)
-    own = noised_models(result.model, result.federation, given, stream)
+    own = noised_models(result.model, result.federation, given)
     if result.folder is not None:
         save_file({"personal": own}, result.folder / NOISED)
-        text = json.dumps(plain(said.to_json()), indent=2)
-        RunFolder(result.folder).write_text(STATEMENT, text + "\n")
+        _write_statement(result.folder, said)
     return replace(result, own=own, composed=said)
 
 
@@ -83,8 +82,13 @@ def _stated(result: Result, worst: NoisedSteps) -> Statement:
     return composed(result.model, worst, result.folder, f"{NAME} of every user")
 
 
-def _kept(folder: Path) -> tuple[torch.Tensor, Statement] | None:
+def _write_statement(folder: Path, said: Statement) -> None:
+    text = json.dumps(plain(said.to_json()), indent=2)
+    RunFolder(folder).write_text(STATEMENT, text + "\n")
+
+
+def _kept(folder: Path) -> torch.Tensor | None:
     said = RunFolder(folder).read_json(STATEMENT)
     if said is None or not (folder / NOISED).exists():
         return None
-    return load_file(folder / NOISED)["personal"], Statement.from_json(said)
+    return load_file(folder / NOISED)["personal"]
