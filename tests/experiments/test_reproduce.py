@@ -196,7 +196,7 @@ class Interrupt:
             raise StopRequested("SIGINT")
 
 
-def test_interrupted_work_resumes_and_finished_cells_are_not_run_again(tmp_path, monkeypatch):
+def test_interrupted_work_resumes_and_is_drawn_without_another_run(tmp_path, monkeypatch):
     from contextlib import nullcontext
 
     request = ReproduceRequest(tmp_path, scale=TINY, rows=("K = 50",), only_runs=True)
@@ -227,14 +227,16 @@ def test_interrupted_work_resumes_and_finished_cells_are_not_run_again(tmp_path,
     reproduce(chosen, request, CPU)
     assert ran == [1]
     assert len(Archive(tmp_path, "figure1").finished) == len(after)
+    drawn_with_its_gap_to_the_optimum(tmp_path)
+    assert ran == [1]
 
 
-def test_a_tiny_figure_is_drawn_with_its_gap_to_the_optimum(tmp_path):
-    files = reproduce(
-        experiment("figure1"), ReproduceRequest(tmp_path, scale=TINY, rows=("K = 50",)), CPU
-    )
+def drawn_with_its_gap_to_the_optimum(folder):
+    """The figure of runs that are finished."""
+    request = ReproduceRequest(folder, scale=TINY, rows=("K = 50",))
+    files = reproduce(experiment("figure1"), request, CPU)
     assert files == ["results.csv", "results.parquet", "figure.png", "figure.svg", "RESULT.md"]
-    text = (tmp_path / "figure1" / "RESULT.md").read_text()
+    text = (folder / "figure1" / "RESULT.md").read_text()
     for expected in (
         "DP-SCAFFOLD-warm",
         "epsilon: 13.0",
@@ -288,7 +290,7 @@ def test_a_result_of_unfinished_runs_says_so_and_keeps_every_section(tmp_path, m
     is missing."""
     monkeypatch.setattr(reproducing, "_optima", lambda cases, scale: {})
     chosen = experiment("table1")
-    request = ReproduceRequest(tmp_path, seeds=1)
+    request = ReproduceRequest(tmp_path, seeds=1, rows=("10", "20"))
     cases, folded = chosen_cases(chosen, request)
     archive = Archive(tmp_path, "table1")
     first_row = [

@@ -98,6 +98,23 @@ def test_a_surrogate_has_the_facts():
     assert max(alone) <= 3 and min(mixed) >= 8
 
 
+def test_many_features_do_not_make_surrogates_easier():
+    """Nearest class means in 40 and in 400 features err alike: classes lie apart in the first 40
+    alone. Apart in all 400, none of these records would be mistaken."""
+
+    def mistaken(features: int) -> float:
+        facts = Facts.of(users=50, records=800, features=features, classes=10)
+        stand_in = surrogate(public(facts), SurrogateAssumptions(100.0), 0.5)
+        x, y = stand_in.train.features.double(), stand_in.train.labels
+        spread = x.std(0)
+        centres = torch.stack([x[y == c].mean(0) for c in range(10)]) / spread
+        x, y = stand_in.test.features.double() / spread, stand_in.test.labels
+        return float((torch.cdist(x, centres).argmin(1) != y).double().mean())
+
+    few, many = mistaken(40), mistaken(400)
+    assert 0.5 * few < many < 1.5 * few and many > 0.05
+
+
 def test_a_number_has_a_surrogate_of_its_own():
     facts = Facts.of(users=10, records=80, features=5, classes=0, similarity=100.0, row_norm=None)
     stand_in = surrogate(public(facts), facts.guess, 1.0)

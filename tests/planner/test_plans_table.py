@@ -3,6 +3,7 @@ where the page says."""
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
 import re
@@ -12,6 +13,13 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
+
+from dpscaffold.paper.definition import experiment
+from dpscaffold.paper.whole_plans import make_plans
+from dpscaffold.planning.trial import Bench, StepSizeTrial
+from dpscaffold.setting import Setting
+from dpscaffold.training.events import silence
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -70,7 +78,7 @@ def test_the_table_is_written_between_its_marks_and_again(plans, monkeypatch, tm
     for name, value in (("ROOT", tmp_path), ("PAGE", page), ("RESULTS", tmp_path)):
         monkeypatch.setattr(plans, name, value)
     one = plans.Trained(
-        "MNIST, γ = 0 %", 1.0, "fedavg", 400, 10, 0.5, 0.3, 9.0, (0.5, 0.6, 0.7), 30.0, 9.0, "CPU"
+        "MNIST, γ = 0 %", 1.0, "fedavg", 400, 10, 0.5, 0.3, 9.0, (0.5, 0.6, 0.7), 30.0, "CPU"
     )
     for _ in range(2):
         plans.write_docs([one])
@@ -89,7 +97,7 @@ def test_plans_of_another_machine_are_read_from_one_file_and_newer_ones_replace_
     plans, tmp_path
 ):
     row, other = "MNIST, γ = 0 %", "synthetic (5, 5)"
-    one = plans.Trained(row, 1.0, "fedavg", 4, 10, 0.5, 0.3, 9.0, (0.5, 0.6), 30.0, 9.0, "CPU")
+    one = plans.Trained(row, 1.0, "fedavg", 4, 10, 0.5, 0.3, 9.0, (0.5, 0.6), 30.0, "CPU")
     two = replace(one, row=other, epsilon=0.3)
     plans.write([one, two], tmp_path)
     assert plans.finished(tmp_path) == [two, one]  # in the order of rows
@@ -98,3 +106,84 @@ def test_plans_of_another_machine_are_read_from_one_file_and_newer_ones_replace_
     folder.mkdir()
     (folder / "trained.json").write_text(json.dumps(asdict(newer)), encoding="utf-8")
     assert plans.finished(tmp_path) == [two, newer]
+
+
+@pytest.fixture
+def stored(plans):
+    """A plan that was made without a last look."""
+    values = ("scaffold-balanced", 400, 1, 0.5, 2.0, 3.3, (0.9, 0.91, 0.92), 10.0, "NVIDIA H200")
+    return plans.Trained("MNIST, HOG, γ = 0 %", 1.0, *values)
+
+
+@pytest.mark.parametrize("rate", [2.0, 3.5])
+def test_only_a_plan_that_the_last_look_changes_is_trained_again(
+    plans, stored, monkeypatch, tmp_path, rate
+):
+    """On a bench instead of training: the given η₀ is the best."""
+    runs = []
+
+    def scored(self: Bench, asked: list[tuple[Setting, float]]) -> list[StepSizeTrial]:
+        scores = {eta: (0.8 - 0.1 * abs(eta - rate),) * 4 for _, eta in asked}
+        return [
+            StepSizeTrial(eta, scores[eta], 0, tuple((t, scores[eta]) for t in self.tails))
+            for _, eta in asked
+        ]
+
+    def trained(settings, seeds, device, title):
+        runs.append(settings)
+        return [0.5] * seeds
+
+    monkeypatch.setattr(Bench, "run", scored)
+    monkeypatch.setattr(plans, "trained", trained)
+    arguments = argparse.Namespace(out=tmp_path, device="cpu", seeds=3)
+    for _ in range(2):  # what had its last look has no other
+        plans.last_look(stored, arguments)
+    [found] = plans.finished(tmp_path)
+    assert (found.learning_rate, found.last_look) == (rate, "CPU")
+    if rate == stored.learning_rate:
+        assert runs == []
+        assert (found.accuracies, found.device) == (stored.accuracies, stored.device)
+    else:
+        [settings] = runs
+        assert (settings.algorithm.name, settings.plan.rate) == ("scaffold-balanced", rate)
+        assert (settings.privacy.clip, settings.privacy.epsilon) == (0.5, 1.0)
+        assert (found.accuracies, found.device) == ((0.5,) * 3, "CPU")
+    said = plans._later([found, stored])
+    assert said.startswith("1 of these plans") and f"It changed {len(runs)}, " in said
+    assert plans._later([stored]) == ""
+
+
+def test_plans_that_are_given_are_trained_and_not_made_again(plans, stored, monkeypatch, tmp_path):
+    def refused(*arguments: object) -> None:
+        raise AssertionError("the plan was made again")
+
+    monkeypatch.setattr(Bench, "run", refused)
+    plans.give([stored, replace(stored, row="MNIST, γ = 0 %")], tmp_path)
+    cases = [
+        case
+        for case in experiment("frontier-hog").cases(3)
+        if (case.labels["row"], case.labels["column"]) == (stored.row, "1 poisson")
+    ]
+    runs = make_plans(cases, tmp_path / "frontier-hog", torch.device("cpu"), silence)
+    assert [run.labels["seed"] for run in runs] == [0, 1, 2]
+    for run in runs:
+        settings = run.settings
+        assert settings.algorithm.name == "scaffold-balanced" and settings.privacy is not None
+        assert (settings.plan.rate, settings.privacy.clip, settings.plan.tail) == (2.0, 0.5, 0.5)
+        assert settings.plan.weighting == "records"
+
+
+def test_the_plans_of_a_page_are_read_from_it(plans):
+    found = plans.of_page("fashion-mnist")
+    page = (ROOT / "docs" / "results" / "fashion-mnist" / "RESULT.md").read_text(encoding="utf-8")
+    assert [(one.row, one.epsilon) for one in found] == [
+        (row, epsilon)
+        for row in ("server sees uploads", "secure sums")
+        for epsilon in plans.EPSILONS
+    ]
+    for one in found:
+        said = (
+            f"| {one.algorithm}, T = {one.rounds}, K = {one.local_steps}, C = {one.clip:g}, "
+            f"η₀ = {one.learning_rate:g}, average of the last {one.tail:g} |"
+        )
+        assert said in page

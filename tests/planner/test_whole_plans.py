@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import tomllib
 from collections.abc import Sequence
 from dataclasses import replace
@@ -29,7 +30,9 @@ from dpscaffold.planning.shape import Fidelity, Shape
 from dpscaffold.planning.stages import (
     CLOSE_LOOK,
     QUICK_LOOK,
+    TAILS,
     PlanSearch,
+    best_pair,
     clearly_best,
     preferred,
 )
@@ -111,6 +114,71 @@ def test_one_training_scores_every_share_of_the_rounds():
     assert dict(found.by_tail)[0.25] == pytest.approx(other.scores, abs=1e-9)
     assert other.scores != found.scores
     assert found.averaging(0.25).scores == dict(found.by_tail)[0.25]
+
+
+def looked(rate: float, half: float, **tails: float) -> StepSizeTrial:
+    """A trial with the same scores on two surrogates, by averaged share."""
+    by_tail = tuple((float(share[1:].replace("_", ".")), (s, s)) for share, s in tails.items())
+    return StepSizeTrial(rate, (half, half), 0, by_tail)
+
+
+def test_the_last_look_moves_the_step_size_and_the_averaged_share_together():
+    """The smaller step is better, and better still with a short average, though the chosen step
+    was best with the long one. The setting says what the choice says."""
+    chosen = Choice(setting(), (looked(0.03, 0.67, t0_25=0.66, t0_125=0.65),), cautious=True)
+    finer = [looked(0.017, 0.68, t0_25=0.685, t0_125=0.69), looked(0.052, 0.6, t0_125=0.55)]
+    found = best_pair(chosen, finer)
+    assert (found.rate, found.score, found.setting.plan.tail) == (0.017, 0.69, 0.125)
+    assert found.setting.plan.learning_rate == 0.017
+    assert [one.score for one in found.trials] == [0.69, 0.65, 0.55]  # all of the chosen share
+
+
+@pytest.mark.parametrize("more", [0.0, 0.0009, 0.002])
+def test_the_last_look_stays_where_scores_are_equal(more):
+    """A tenth of a point is no difference. More is: the step may also become larger, for which the
+    one-standard-error rule is not asked again."""
+    chosen = Choice(setting(), (looked(1.0, 0.7, t0_25=0.7),), cautious=True)
+    found = best_pair(chosen, [looked(0.58, 0.7, t0_25=0.7 + more / 2), looked(1.7, 0.7 + more)])
+    assert found.rate == (1.7 if more > 0.001 else 1.0)
+    assert found.setting.plan.tail == chosen.setting.plan.tail
+
+
+@pytest.mark.parametrize("tails", [(), TAILS])
+def test_a_plan_is_refined_between_the_step_sizes_of_the_close_look(monkeypatch, tails):
+    """The best η₀, 0.52, lies between those that are a factor of three apart."""
+    shares = set()
+
+    def scored(self: Bench, asked: list[tuple[Setting, float]]) -> list[StepSizeTrial]:
+        shares.update(self.tails)
+        scores = {rate: (0.8 - 0.2 * abs(math.log(rate / 0.52)),) * 2 for _, rate in asked}
+        return [
+            StepSizeTrial(rate, scores[rate], 0, tuple((t, scores[rate]) for t in self.tails))
+            for _, rate in asked
+        ]
+
+    monkeypatch.setattr(Bench, "run", scored)
+    preset = Preset(clip=1.0, tail=None if tails else 0.5)
+    found = recommend(FACTS, Goal(2.0), Limits(8, 2), preset, curve=False)
+    assert found.choice.rate == found.setting.plan.learning_rate == 0.52
+    assert found.setting.plan.tail == 0.5
+    assert shares == set(tails)  # a share that is settled is not tried
+
+
+def test_still_fewer_rounds_are_tried_only_where_fewer_lose_nothing(monkeypatch):
+    settings = [replace(setting(), plan=replace(setting().plan, rounds=t)) for t in (80, 40, 20)]
+    value, seen = {40: 0.7, 20: 0.7}, list[int]()
+
+    def scored(self: Bench, asked: list[tuple[Setting, float]]) -> list[StepSizeTrial]:
+        seen.extend(one.plan.rounds for one, _ in asked)
+        return [StepSizeTrial(rate, (value[one.plan.rounds],) * 2) for one, rate in asked]
+
+    monkeypatch.setattr(Bench, "run", scored)
+    looks = PlanSearch(Bench(FACTS.guess, torch.device("cpu"), silence), clips=True)
+    best = Choice(settings[0], (StepSizeTrial(1.0, (0.7, 0.7)),), cautious=True)
+    assert len(looks.shorter(best, settings[1:])) == 2 and set(seen) == {40, 20}
+    seen.clear()
+    value[40] = 0.699  # not by as much as surrogates can tell, but still fewer would not gain
+    assert len(looks.shorter(best, settings[1:])) == 1 and set(seen) == {40}
 
 
 def test_the_local_steps_that_are_compared():

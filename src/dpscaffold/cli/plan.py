@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -15,12 +15,15 @@ from dpscaffold.cli.usage import interrupted
 from dpscaffold.errors import BadInput
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from dpscaffold.config import Configuration, FactsSettings
     from dpscaffold.deployment.server.config import ServerConfiguration
     from dpscaffold.planning.facts import Facts, Limits
-    from dpscaffold.planning.recommendation import Goal, Preset
+    from dpscaffold.planning.recommendation import Goal, Preset, Recommendation
     from dpscaffold.privacy.mechanism import Sampling, Unit
     from dpscaffold.setting.budget import View
+    from dpscaffold.training.sweep import Sweep
 
 
 def plan_command(
@@ -93,67 +96,107 @@ def plan_command(
     """
     from rich.console import Console
 
-    from dpscaffold.config import parse, read_tables
-    from dpscaffold.deployment.server.config import load_served
-    from dpscaffold.engines.machine import stop_signals
-    from dpscaffold.planning.asked import facts_of
-    from dpscaffold.planning.recommendation import recommend
     from dpscaffold.report import planning
-    from dpscaffold.report.tuning_progress import Rounds
     from dpscaffold.runs.written import plain
-    from dpscaffold.training.events import StopRequested
     from dpscaffold.training.sweep import sweeping
 
-    refuse_unwritable(out)
-    _refuse_own_output(config, out)
+    with sweeping(device) as sweep:
+        if sweep.leads:
+            refuse_unwritable(out)
+        _refuse_own_output(config, out)
+        asked = _asked(
+            config,
+            {
+                "users": users,
+                "records": None if records is None else _sizes(records),
+                "features": features,
+                "classes": classes,
+                "similarity": _number_or(similarity, "--similarity", "unknown"),
+                "row_norm": _number_or(row_norm, "--row-norm", "none"),
+                "image_shape": None if image_shape is None else _shape(image_shape),
+                "secure_sums": secure_sums or None,
+            },
+            (epsilon, view, delta, sampling, unit),
+            (rounds, local_steps, cohort_size),
+        )
+        console = Console(highlight=False, soft_wrap=True)
+        found = _recommended(asked, sweep, as_json or quiet, console)
+        if not sweep.leads:
+            return
+    files = planning.write_plan(found, out, asked.tables)
+    if as_json:
+        typer.echo(json.dumps(plain(planning.as_json(found)), indent=2, ensure_ascii=False))
+    elif not quiet:
+        if view is None and "view" not in asked.tables.get("privacy", {}):
+            console.print("no view was named: ε is against the server")
+        console.print("\n".join(planning.plan_lines(found)), markup=False)
+        console.print(f"{out} holds {', '.join(files)}")
+        if _needs_copy(asked.settings, out):
+            console.print(
+                f"copy your own file next to {out / 'plan.toml'}, where train looks for it"
+            )
+
+
+@dataclass(frozen=True)
+class _PlanRequest:
+    """What is planned for: the tables and settings of a configuration, and what they say."""
+
+    tables: dict[str, Any]
+    settings: Configuration | ServerConfiguration
+    facts: Facts
+    goal: Goal
+    limits: Limits
+    preset: Preset
+
+
+def _asked(
+    config: Path | None,
+    options: Mapping[str, Any],
+    goal_options: tuple[float | None, str | None, float | None, str | None, str | None],
+    limit_options: tuple[int | None, int | None, int | None],
+) -> _PlanRequest:
+    """What the configuration and the options say."""
+    from dpscaffold.config import parse, read_tables
+    from dpscaffold.deployment.server.config import load_served
+    from dpscaffold.planning.asked import facts_of
+
     tables = read_tables(config) if config else {}
     # keys and values are checked before they are planned on
     served = load_served(config) if config and "schema" in tables else None
     settings = served or parse(tables, config.parent if config else None)
-    asked = _given_facts(
-        served.public_facts().model_dump(exclude_none=True) if served else tables.get("facts", {}),
-        users=users,
-        records=None if records is None else _sizes(records),
-        features=features,
-        classes=classes,
-        similarity=_number_or(similarity, "--similarity", "unknown"),
-        row_norm=_number_or(row_norm, "--row-norm", "none"),
-        image_shape=None if image_shape is None else _shape(image_shape),
-        secure_sums=secure_sums or None,
-    )
+    told = served.public_facts().model_dump(exclude_none=True) if served else None
+    asked = _given_facts(tables.get("facts", {}) if told is None else told, **options)
     facts = facts_of(asked)
     _refuse_own_steps(tables, facts)
-    goal = _goal(tables, epsilon, view, delta, sampling, unit)
-    limits = _limits(tables, facts.users, rounds, local_steps, cohort_size)
+    goal = _goal(tables, *goal_options)
+    limits = _limits(tables, facts.users, *limit_options)
     preset = _preset(tables, settings, facts, goal, asked.secure_sums)
-    if epsilon is None and settings.privacy and isinstance(settings.privacy.epsilon, dict):
+    if goal_options[0] is None and settings.privacy and isinstance(settings.privacy.epsilon, dict):
         names = tuple(served.deploy.records or ()) if served else ()
         preset = replace(preset, budgets=settings.privacy.epsilon, names=names)
-    console = Console(highlight=False, soft_wrap=True)
-    asked_for = json.dumps([tables, repr([facts, goal, limits])], default=str)
-    with sweeping(device, asked_for) as sweep, stop_signals() as caught:
-        with Rounds(caught, as_json or quiet or not sweep.leads, "planning") as watcher:
-            try:
-                found = recommend(facts, goal, limits, preset, device=sweep.device, tell=watcher)
-            except StopRequested as stopped:
-                if sweep.leads:
-                    said = "before a plan was found; nothing was written"
-                    console.print(f"stopped by {stopped} {said}")
-                raise interrupted(str(stopped)) from None
-        if not sweep.leads:
-            return
-    files = planning.write_plan(found, out, tables)
-    if as_json:
-        typer.echo(json.dumps(plain(planning.as_json(found)), indent=2, ensure_ascii=False))
-    elif not quiet:
-        if view is None and "view" not in tables.get("privacy", {}):
-            console.print("no view was named: ε is against the server")
-        console.print("\n".join(planning.plan_lines(found)), markup=False)
-        console.print(f"{out} holds {', '.join(files)}")
-        if _needs_copy(settings, out):
-            console.print(
-                f"copy your own file next to {out / 'plan.toml'}, where train looks for it"
-            )
+    return _PlanRequest(tables, settings, facts, goal, limits, preset)
+
+
+def _recommended(
+    asked: _PlanRequest, sweep: Sweep, silent: bool, console: Console
+) -> Recommendation:
+    """The plan, once all ranks are known to plan for the same."""
+    from dpscaffold.engines.machine import stop_signals
+    from dpscaffold.planning.recommendation import recommend
+    from dpscaffold.report.tuning_progress import Rounds
+    from dpscaffold.training.events import StopRequested
+    from dpscaffold.training.sweep import agree
+
+    said = [asked.tables, repr([asked.facts, asked.goal, asked.limits])]
+    agree("configuration", json.dumps(said, default=str))
+    given = (asked.facts, asked.goal, asked.limits, asked.preset)
+    with stop_signals() as caught, Rounds(caught, silent or not sweep.leads, "planning") as watcher:
+        try:
+            return recommend(*given, device=sweep.device, tell=watcher)
+        except StopRequested as stopped:
+            if sweep.leads:
+                console.print(f"stopped by {stopped} before a plan was found; nothing was written")
+            raise interrupted(str(stopped)) from None
 
 
 def _needs_copy(settings: Configuration | ServerConfiguration, out: Path) -> bool:

@@ -68,6 +68,13 @@ def reproduce_command(
             "rotated-mnist.",
         ),
     ] = None,
+    stored: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of results from another machine, with one subfolder per experiment. Runs "
+            "in their results.parquet or results.csv are not run again."
+        ),
+    ] = None,
     row: Annotated[
         list[str] | None, typer.Option(help="Only this row of the figure or table.")
     ] = None,
@@ -82,28 +89,32 @@ def reproduce_command(
 ) -> None:
     """Reproduce a figure or table of the paper; finished runs are not run again."""
     from dpscaffold.engines.machine import pick_device
-    from dpscaffold.paper.archive import mirrored
     from dpscaffold.paper.definition import experiment, names
     from dpscaffold.paper.reproduce import ReproduceRequest
-    from dpscaffold.training.sweep import sweeping
 
     rows, place = tuple(row or ()), out or Path("reproduction")
     if name in PERSONAL or list_:
         _refuse_ranks(name or "--list")
     if name in PERSONAL:
-        other = {"--list": list_, "--row": row, "--only-runs": only_runs, "--estimate": estimate}
-        other |= {"--no-folds": not folds, "--scale": scale != 1.0}
+        other: dict[str, object] = {
+            "--list": list_,
+            "--row": row,
+            "--only-runs": only_runs,
+            "--estimate": estimate,
+        }
+        other |= {"--no-folds": not folds, "--scale": scale != 1.0, "--stored": stored}
         refuse_given(other, f"which {name} does not have; leave it out")
         _personal(name, data_dir or Path("data"), place, seeds, device or "cpu", quiet, as_json)
         return
     if list_ or not any(experiment(one).reads_files for one in names(name or "all", rows)):
         refuse_given({"--data-dir": data_dir}, "and no file would be read; leave it out")
     request = ReproduceRequest(
-        place, seeds, scale, device or "cpu", folds, rows, only_runs, data_dir
+        place, seeds, scale, device or "cpu", folds, rows, only_runs, data_dir, stored
     )
     _refuse_contradictions(name, list_, estimate, rows, device)
     if list_:
         unread: dict[str, object] = {"--only-runs": only_runs, "--quiet": quiet, "--out": out}
+        unread["--stored"] = stored
         refuse_given(unread, "which the list does not depend on; leave it out")
         _list(request, pick_device(request.device), estimate, as_json)
         return
@@ -113,14 +124,28 @@ def reproduce_command(
             "no experiment was named; give one of dpscaffold reproduce --list, or all",
         )
     chosen = [experiment(one) for one in names(name, rows)]
-    asked = repr((request.seeds, request.scale, folds, rows, only_runs, [e.name for e in chosen]))
-    with sweeping(request.device, asked) as sweep, mirrored(request.out, sweep.leads) as place:
-        mine = request if sweep.leads else replace(request, out=place, only_runs=True)
-        silent, hushed = as_json or not sweep.leads, quiet or not sweep.leads
-        written = {one.name: _reproduce(one, mine, sweep.device, hushed, silent) for one in chosen}
-    if as_json and sweep.leads:
+    written = _reproduce_all(chosen, request, quiet, as_json)
+    if as_json and written:
         folders = {one: str(request.out / one) for one in written}
         typer.echo(json.dumps({"folders": folders, "files": written}, indent=2))
+
+
+def _reproduce_all(
+    chosen: list[Experiment], request: ReproduceRequest, quiet: bool, as_json: bool
+) -> dict[str, list[str]]:
+    """The files of each experiment; nothing on ranks that only compute."""
+    from dpscaffold.paper.archive import mirrored
+    from dpscaffold.training.sweep import agree, sweeping
+
+    shared = replace(request, out=Path(), data_dir=None, stored=None)
+    with sweeping(request.device) as sweep:
+        agree("configuration", repr((shared, [one.name for one in chosen])))
+        with mirrored(request.out, sweep.leads) as place:
+            mine = request if sweep.leads else replace(request, out=place, only_runs=True)
+            silent, hushed = as_json or not sweep.leads, quiet or not sweep.leads
+            given = (mine, sweep.device, hushed, silent)
+            written = {one.name: _reproduce(one, *given) for one in chosen}
+        return written if sweep.leads else {}
 
 
 def _refuse_ranks(what: str) -> None:

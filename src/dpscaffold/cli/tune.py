@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from dpscaffold.config import Configuration
+    from dpscaffold.training.sweep import Sweep
     from dpscaffold.tuning.settings import TuneSettings
+    from dpscaffold.tuning.tuning import TuningResult
 
 
 def tune_command(
@@ -45,33 +47,22 @@ def tune_command(
     """
     from rich.console import Console
 
-    from dpscaffold.engines.machine import stop_signals
-    from dpscaffold.planning.asked import planned_setting
     from dpscaffold.report.tuning import tuning_table, write_tuning
-    from dpscaffold.report.tuning_progress import Rounds
     from dpscaffold.runs.written import plain
-    from dpscaffold.training.events import StopRequested
     from dpscaffold.training.sweep import sweeping
-    from dpscaffold.tuning.tuning import read_tuning, tune
+    from dpscaffold.tuning.tuning import read_tuning
 
-    settings, table = read_tuning(config, set_ or [])
     folder = out or Path("tuning") / config.stem
-    refuse_unwritable(folder)
     console = Console(highlight=False, soft_wrap=True)
-    if table.private:
-        _refuse_ranks()
-        _tune_privately(settings, table, folder, device, console, as_json, quiet)
-        return
-    described = settings.model_dump_json() + table.model_dump_json()
-    with sweeping(device, described) as sweep, stop_signals() as caught:
-        with Rounds(caught, quiet=as_json or quiet or not sweep.leads) as watcher:
-            try:
-                tuned = tune(settings, table, sweep.device, watcher, planned_setting)
-            except StopRequested as stopped:
-                if sweep.leads:
-                    said = "before the grid was finished; nothing was written"
-                    console.print(f"stopped by {stopped} {said}")
-                raise interrupted(str(stopped)) from None
+    with sweeping(device) as sweep:
+        settings, table = read_tuning(config, set_ or [])
+        if sweep.leads:
+            refuse_unwritable(folder)
+        if table.private:
+            _refuse_ranks()
+            _tune_privately(settings, table, folder, device, console, as_json, quiet)
+            return
+        tuned = _tuned(settings, table, sweep, as_json or quiet, console)
         if not sweep.leads:
             return
     files = write_tuning(tuned, folder, " ".join(["dpscaffold", *sys.argv[1:]]))
@@ -92,6 +83,29 @@ def tune_command(
     console.print(
         f"{folder} holds {', '.join(files)}; train with dpscaffold train {folder / 'best.toml'}"
     )
+
+
+def _tuned(
+    settings: Configuration, table: TuneSettings, sweep: Sweep, silent: bool, console: Console
+) -> TuningResult:
+    """The scores of the grid, once all ranks are known to have the same one."""
+    from dpscaffold.engines.machine import stop_signals
+    from dpscaffold.planning.asked import planned_setting
+    from dpscaffold.report.tuning_progress import Rounds
+    from dpscaffold.training.events import StopRequested
+    from dpscaffold.training.sweep import agree
+    from dpscaffold.tuning.tuning import tune
+
+    agree("configuration", settings.model_dump_json() + table.model_dump_json())
+    with stop_signals() as caught, Rounds(caught, quiet=silent or not sweep.leads) as watcher:
+        try:
+            return tune(settings, table, sweep.device, watcher, planned_setting)
+        except StopRequested as stopped:
+            if sweep.leads:
+                console.print(
+                    f"stopped by {stopped} before the grid was finished; nothing was written"
+                )
+            raise interrupted(str(stopped)) from None
 
 
 def _refuse_ranks() -> None:

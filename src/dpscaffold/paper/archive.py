@@ -4,7 +4,7 @@ configuration."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,17 +53,21 @@ class FinishedRun:
         return late(self.history, metric, self.rounds, fraction, self.diverged)
 
 
+#: Finds a finished run in results that were made elsewhere.
+Stored = Callable[[Case], FinishedRun | None]
+
+
 class Archive:
     """The finished runs of one reproduction: written to the experiment's own file, read from all
     next to it.
 
     A line cut short by a crash is skipped, so its run is done again and nothing else. Where two
     files hold the same run, the one with more metrics counts: one figure may have asked for the gap
-    to x* and another not.
+    to x* and another not. A run that no file holds may be ``stored`` elsewhere; it is not copied.
     """
 
-    def __init__(self, root: Path, name: str) -> None:
-        self.folder = root / name
+    def __init__(self, root: Path, name: str, stored: Stored | None = None) -> None:
+        self.folder, self.stored = root / name, stored
         self.path = self.folder / FILE
         self.finished: dict[str, FinishedRun] = {}
         for path in sorted(root.glob(f"*/{FILE}")):
@@ -73,11 +77,12 @@ class Archive:
                     self.finished[run.digest] = run
 
     def __contains__(self, case: Case) -> bool:
-        return case.digest in self.finished
+        return self.get(case) is not None
 
     def get(self, case: Case) -> FinishedRun | None:
         """The finished run of a case, or None."""
-        return self.finished.get(case.digest)
+        found = self.finished.get(case.digest)
+        return found if found is not None or self.stored is None else self.stored(case)
 
     def add(self, cases: Iterable[Case], outcomes: Iterable[Outcome], made: dict[str, Any]) -> None:
         """Append the runs of a finished stack."""

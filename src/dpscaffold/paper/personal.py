@@ -305,7 +305,10 @@ def _draw(study: Study, rows: list[StudyRow], path: Path) -> None:
     axis = figure.subplots()
     private = sorted(e for e in study.epsilons if math.isfinite(e))
     for method, by in _means(rows).items():
-        axis.plot(private, [by[e] for e in private], marker="o", label=method)
+        line = "--" if method.startswith("balanced") else "-"  # often on top of FedAvg's
+        axis.plot(private, [by[e] for e in private], line, marker="o", label=method)
     axis.set(xscale="log", xlabel="ε towards the server", ylabel=study.title.partition(": ")[2])
+    axis.set_xticks(private, [f"{e:g}" for e in private])
+    axis.minorticks_off()
     axis.legend(frameon=False, fontsize=7)
     save_figure(figure, path, 150)

@@ -16,10 +16,10 @@ from dpscaffold.engines.rounds import plain_draws, stacked_rounds
 from dpscaffold.federation import Federation
 from dpscaffold.paper.cases import Case
 from dpscaffold.paper.runner import CaseStack, case_stacks, user_steps
-from dpscaffold.randomness.seeds import public_seed
 from dpscaffold.setting import Setting
 from dpscaffold.setting.gaussian import Gaussian
 from dpscaffold.setting.plan import Plan
+from dpscaffold.setting.seeds import public_seed
 from dpscaffold.training.evaluator import evaluate_all
 from dpscaffold.training.shared_draws import shared_draws
 from dpscaffold.training.stack import evaluators_of

@@ -17,6 +17,7 @@ from dpscaffold.paper.cases import Case
 from dpscaffold.paper.definition import Experiment
 from dpscaffold.paper.planned import plan_places, planned_cases, read_planned
 from dpscaffold.paper.runner import Loader, run_cases, user_steps
+from dpscaffold.paper.stored import StoredRuns
 from dpscaffold.paper.whole_plans import make_plans
 from dpscaffold.paper.widening import widened
 from dpscaffold.training.events import Listener, Writing, silence
@@ -30,6 +31,8 @@ class ReproduceRequest:
     ``seeds`` and ``scale`` make it smaller; ``folds=False`` leaves the cross-validation out,
     ``rows`` limits it to rows of those labels, and ``only_runs`` writes finished runs alone, for a
     machine that cannot draw. ``data_dir`` is the folder of the datasets, if it is not the usual.
+    ``stored`` holds results of other machines, one folder for each experiment: runs that are found
+    in them are not run again.
     """
 
     out: Path
@@ -40,6 +43,7 @@ class ReproduceRequest:
     rows: tuple[str, ...] = ()
     only_runs: bool = False
     data_dir: Path | None = None
+    stored: Path | None = None
 
     def __post_init__(self) -> None:
         if self.seeds is not None:
@@ -64,6 +68,8 @@ class ReproduceRequest:
             parts.append("--no-folds")
         if self.device != "cpu":
             parts.append(f"--device {self.device}")
+        if self.stored is not None:
+            parts.append("--stored RESULTS")
         return " ".join(parts)
 
     def seeds_of(self, experiment: Experiment) -> int:
@@ -108,7 +114,8 @@ def reproduce(
     rows' ladders while a best one lies at an end.
     """
     cases, folded = chosen_cases(experiment, request)
-    archive = Archive(request.out, experiment.name)
+    stored = None if request.stored is None else StoredRuns(request.stored / experiment.name)
+    archive = Archive(request.out, experiment.name, stored)
     todo = {case.digest: case for case in [*cases, *folded] if case not in archive}
     show = show or (lambda name, work: nullcontext(silence))
     with show(experiment.name, float(sum(map(user_steps, todo.values())))) as tell:

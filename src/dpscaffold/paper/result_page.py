@@ -292,7 +292,8 @@ def _settings(results: Results, made: Provenance) -> list[str]:
 def _machines(finished: dict[str, FinishedRun]) -> list[str]:
     """How many runs each machine made, in what time, and with which versions."""
     groups: dict[tuple[str, str], list[FinishedRun]] = {}
-    for run in finished.values():
+    stored = [run for run in finished.values() if "stored" in run.made]
+    for run in (run for run in finished.values() if "stored" not in run.made):
         names = ("dpscaffold", "python", "torch", "numpy")
         versions = ", ".join(f"{name} {run.made[name]}" for name in names if name in run.made)
         groups.setdefault((str(run.made.get("device")), versions), []).append(run)
@@ -300,13 +301,17 @@ def _machines(finished: dict[str, FinishedRun]) -> list[str]:
         f"- device: {device}, {len(runs)} runs in {duration(sum(run.seconds for run in runs))}; "
         f"versions: {versions}"
         for (device, versions), runs in sorted(groups.items())
+    ] + [
+        f"- {len(stored)} runs were taken from stored results, whose page says: {said}"
+        for said in dict.fromkeys(line for run in stored for line in run.made["stored"])
     ]
 
 
 def _elsewhere(made: Provenance, finished: dict[str, FinishedRun]) -> str:
     """Says that runs came from another device than the command would use."""
-    devices = {str(run.made.get("device")) for run in finished.values()}
-    if "--device" in made.command or devices == {"cpu"}:
+    here = [run for run in finished.values() if "stored" not in run.made]
+    devices = {str(run.made.get("device")) for run in here}
+    if "--device" in made.command or devices <= {"cpu"}:
         return ""
     part = "some of its runs" if "cpu" in devices else "its runs"
     return f"; {part} were made on a GPU, with `--device cuda --only-runs`"

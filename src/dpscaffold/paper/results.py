@@ -279,5 +279,17 @@ def write_tidy(rows: Sequence[dict[str, Any]], folder: Path) -> list[str]:
     return [*written, "results.parquet"]
 
 
+def read_tidy(folder: Path) -> list[dict[str, object]]:
+    """The tidy rows that were written; empty while there are none. Numbers of a CSV are text."""
+    if (folder / "results.csv").exists():
+        with (folder / "results.csv").open(newline="", encoding="utf-8") as stream:
+            return list(csv.DictReader(stream))
+    if (folder / "results.parquet").exists():
+        from pyarrow import parquet
+
+        return list(parquet.read_table(folder / "results.parquet").to_pylist())
+    return []
+
+
 def _typed(value: Any) -> Any:
     return None if value == "" else value

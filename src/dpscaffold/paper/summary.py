@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
 from dpscaffold.atomic import atomic_file
+from dpscaffold.paper.results import read_tidy
 from dpscaffold.paper.whole_plans import LINE
 from dpscaffold.report.drawing import new_figure
 
@@ -35,7 +35,7 @@ Means = dict[tuple[Who, str, float], float]
 
 def draw_summary(root: Path) -> list[str]:
     """Write the figure where all three experiments are finished; the names that were written."""
-    tables = [_tidy(root / name) for name in SOURCES]
+    tables = [read_tidy(root / name) for name in SOURCES]
     if not all(tables):
         return []
     means = _means(row for table in tables for row in table)
@@ -106,15 +106,3 @@ def _kinds(experiment: str, line: str, epsilon: float) -> list[Who]:
     if experiment == "frontier-secure":
         return ["sums"]
     return ["uploads", "paper"] if (experiment, line) == ("frontier", _PAPER) else ["uploads"]
-
-
-def _tidy(folder: Path) -> list[dict[str, Any]]:
-    """The results of an experiment as rows; empty while there are none."""
-    if (folder / "results.csv").exists():
-        with (folder / "results.csv").open(newline="", encoding="utf-8") as stream:
-            return list(csv.DictReader(stream))
-    if (folder / "results.parquet").exists():
-        from pyarrow import parquet
-
-        return list(parquet.read_table(folder / "results.parquet").to_pylist())
-    return []

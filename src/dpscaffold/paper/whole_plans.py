@@ -79,7 +79,7 @@ def make_plans(
         key = (*place, first.digest)
         if key not in plans:
             plans[key] = _keys(first, device, tell)
-            _write(plans, folder)
+            write_plans(plans, folder)
         runs += [_run(case, plans[key]) for case in seeds.values()]
     return runs
 
@@ -126,8 +126,8 @@ def described(plan: PlanKeys) -> str:
     )
 
 
-def _write(plans: Plans, folder: Path) -> None:
-    """One plan a line."""
+def write_plans(plans: Plans, folder: Path) -> None:
+    """Keep plans in a folder, one a line."""
     folder.mkdir(parents=True, exist_ok=True)
     keys = ("row", "column", "case")
     rows = [dict(zip(keys, key, strict=True)) | {"plan": plan} for key, plan in plans.items()]

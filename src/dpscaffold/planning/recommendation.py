@@ -220,8 +220,9 @@ def recommend(
     settings = _candidates(facts, goal, limits, preset)
     looks = PlanSearch(Bench(facts.guess, torch.device(device), tell), preset.clip is None)
     best, *left = _found(settings, looks, TAILS if preset.tail is None else ())
-    public = max(looks.without_privacy(best).score, best.score)
-    points, noiseless = _curve(best, goal, looks) if curve else ((), None)
+    plain = looks.without_privacy(best)
+    public = max(plain.score, best.score)
+    points, noiseless = _curve(best, plain.rate, goal, looks) if curve else ((), None)
     given = (best.setting, best, tuple(left), public, points, noiseless, preset)
     costs: tuple[BudgetCost, ...] = ()
     if preset.budgets is not None:
@@ -241,15 +242,16 @@ def _found(
     fewer = [one for one in settings if _is_shorter(one, best.setting)]
     others = [*looks.more_steps(best, more), *looks.shorter(best, fewer)]
     best = clearly_best(best, others)
-    return [best, *(one for one in (*tried, *others) if one is not best)]
+    left = [one for one in (*tried, *others) if one is not best]
+    return [looks.refined(best, tails), *left]
 
 
 def _curve(
-    best: Choice, goal: Goal, looks: PlanSearch
+    best: Choice, rate: float, goal: Goal, looks: PlanSearch
 ) -> tuple[tuple[tuple[float, float], ...], float]:
-    """The scores by ε, and the one without noise, on the same surrogates."""
+    """The scores by ε, and the one without noise at its η₀ ``rate``, on the same surrogates."""
     points = looks.curve(_nearby(best, goal.epsilon))
-    return points, max([looks.noiseless(best), *(score for _, score in points)])
+    return points, max([looks.noiseless(best, rate), *(score for _, score in points)])
 
 
 def _kind(setting: Setting) -> tuple[object, ...]:

@@ -53,7 +53,7 @@ class Fidelity:
     work: float = math.inf
 
     def most_rounds(self, steps: int, work: float) -> int:
-        """The most rounds, where one of them takes so many steps and computes so much.
+        """The most rounds, where one of them takes ``steps`` and computes ``work``.
 
         >>> Fidelity(work=1e6).most_rounds(10, 1e4), Fidelity(steps_in_all=800).most_rounds(10, 1e4)
         (100, 80)

@@ -1,12 +1,15 @@
-"""The stages of a search for a whole plan: a quick look at all candidates, a close one at the best.
+"""The stages of a search for a whole plan: a quick look at all candidates, a close one at the best,
+and a last one at the chosen.
 
 A *quick look* tries few and widely spaced η₀ on half of the surrogates, in few rounds. It finds the
 η₀ of every candidate and whether another clip is better. A *close look* compares the best of them
-on all surrogates, η₀ by η₀, and scores averages over several shares of the rounds at once.
+on all surrogates, η₀ by η₀, and scores averages over several shares of the rounds at once. The
+*last look* tries the chosen one with η₀ a factor of √3 smaller and larger.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,10 +20,12 @@ from dpscaffold.planning.trial import (
     Bench,
     Choice,
     StepSizeTrial,
+    close_to,
     first_rates,
     search,
 )
 from dpscaffold.setting import Setting
+from dpscaffold.setting.plan import Plan
 
 #: Differences that count as none where surrogates cannot tell better: half a point.
 TOLERANCE = 0.005
@@ -42,6 +47,9 @@ COARSE = (0.03, 0.3, 3.0, 30.0)
 
 #: Shares of the rounds that may be averaged, besides the half.
 TAILS = (0.25, 0.125)
+
+#: How far the η₀ of the last look lie from the chosen one: half as far as those before, in logs.
+FINER = math.sqrt(3.0)
 
 #: Surrogates of a quick look: half of them.
 FEWER = SEEDS[:1]
@@ -100,15 +108,38 @@ class PlanSearch:
         return kept
 
     def shorter(self, best: Choice, fewer: Sequence[Setting]) -> list[Choice]:
-        """The same candidate in fewer rounds, where its surrogate has fewer too."""
-        length = Shape.of(best.setting, CLOSE_LOOK).rounds
-        asked = [
-            (as_chosen(one, best.setting), _around(best.rate))
-            for one in fewer
-            if Shape.of(one, CLOSE_LOOK).rounds < length
-        ]
-        found = search(asked, self._close("trying fewer rounds")) if asked else []
-        return [replace(one, cautious=True) for one in found]
+        """The same candidate in fewer rounds, where its surrogate has fewer too: the most of them
+        first, and still fewer only while that loses nothing. Fewer rounds have less noise in each,
+        so their η₀ is somewhat larger."""
+        length, found = Shape.of(best.setting, CLOSE_LOOK).rounds, list[Choice]()
+        bench = self._close("trying fewer rounds")
+        for one in sorted(fewer, key=lambda one: -one.plan.rounds):
+            if Shape.of(one, CLOSE_LOOK).rounds < length:
+                asked = as_chosen(one, best.setting), [_digits(best.rate * FINER)]
+                [tried] = search([asked], bench, widen=False)
+                found.append(replace(tried, cautious=True))
+                if found[-1].score < best.score:
+                    break
+        return found
+
+    def refined(self, best: Choice, tails: tuple[float, ...]) -> Choice:
+        """The chosen candidate with η₀ a factor of √3 smaller or larger and an averaged share of
+        its own, if that is better."""
+        rates = [_digits(best.rate / FINER), _digits(best.rate * FINER)]
+        return best_pair(best, self._between(best.setting, rates, tails))
+
+    def last_look(self, setting: Setting, tails: tuple[float, ...]) -> Choice:
+        """The last look at a plan that was chosen without it, at its own η₀ too."""
+        trials = self._between(setting, [setting.plan.learning_rate], tails)
+        return self.refined(Choice(setting, trials), tails)
+
+    def _between(
+        self, setting: Setting, rates: Sequence[float], tails: tuple[float, ...]
+    ) -> tuple[StepSizeTrial, ...]:
+        """These η₀ at a close look, with all shares of the rounds where there is a choice."""
+        others = [share for share in (Plan.tail, *tails) if share != setting.plan.tail]
+        bench = self._close("trying step sizes in between", tuple(others) if tails else ())
+        return search([(setting, rates)], bench, widen=False)[0].trials
 
     def more_steps(self, best: Choice, more: Sequence[Setting]) -> list[Choice]:
         """The same candidate with more local steps, at its η₀."""
@@ -133,11 +164,10 @@ class PlanSearch:
         scores = ((e, one.score) for e, one in zip(wanted, found, strict=True))
         return tuple(sorted(scores))
 
-    def noiseless(self, best: Choice) -> float:
-        """The score without noise at the same quick look."""
-        plain, rates = noise_free(best.setting), [best.rate, 3 * best.rate]
+    def noiseless(self, best: Choice, rate: float) -> float:
+        """The score without noise at the same quick look, with the η₀ that was best without it."""
         quick = self._quick("training without privacy")
-        return search([(plain, rates)], quick, widen=False)[0].score
+        return search([(noise_free(best.setting), [rate])], quick, widen=False)[0].score
 
 
 def promising(found: Sequence[Choice]) -> list[Choice]:
@@ -188,6 +218,34 @@ def _averaged(choice: Choice) -> Choice:
     return at_rate(found)
 
 
+def best_pair(chosen: Choice, finer: Sequence[StepSizeTrial]) -> Choice:
+    """The choice with the η₀, of its own and ``finer`` ones, and the averaged share that have the
+    best score together. What is within a tenth of a point of it counts as equal: then its own share
+    and its own η₀ stay.
+
+    The one-standard-error rule chose among η₀ a factor of three apart. It is not asked again: it
+    would go one more step down wherever scores are flat."""
+    own, rate = chosen.setting.plan.tail, chosen.rate
+    trials = {one.rate: one for one in (*chosen.trials, *finer)}
+    pairs = [
+        (one if share == own else one.averaging(share), share)
+        for one in (chosen.best, *finer)
+        for share in (own, *(share for share, _ in one.by_tail))
+    ]
+    told = close_to(max(trial.score for trial, _ in pairs))
+    near = [(trial, share) for trial, share in pairs if trial.score >= told]
+    best, tail = min(near, key=lambda pair: (pair[1] != own, pair[0].rate != rate, pair[0].rate))
+    if tail != own:
+        trials = {
+            eta: one.averaging(tail) for eta, one in trials.items() if tail in dict(one.by_tail)
+        }
+    plan = replace(chosen.setting.plan, tail=tail, learning_rate=best.rate)
+    ordered = tuple(trials[eta] for eta in sorted(trials))
+    return replace(
+        chosen, setting=replace(chosen.setting, plan=plan), trials=ordered, settled=best.rate
+    )
+
+
 def at_rate(choice: Choice) -> Choice:
     """The choice with its own best η₀ in its setting."""
     plan = replace(choice.setting.plan, learning_rate=choice.rate)
@@ -218,6 +276,10 @@ def clipped(setting: Setting, factor: float) -> Setting:
     """σ_g is in units of the sensitivity, so another C needs no other σ_g."""
     assert setting.privacy is not None and not isinstance(setting.privacy.clip, str)
     return replace(setting, privacy=replace(setting.privacy, clip=factor * setting.privacy.clip))
+
+
+def _digits(rate: float) -> float:
+    return float(f"{rate:.2g}")
 
 
 def _around(rate: float) -> list[float]:

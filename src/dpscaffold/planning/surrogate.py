@@ -38,6 +38,10 @@ from dpscaffold.tasks import Task
 #: How far apart the classes of the surrogates lie.
 SEPARATIONS = (0.5, 1.0)
 
+#: Features in which classes lie apart, those of the largest spread. In all of many features even
+#: close classes would be told apart without error, and every step size would look good.
+TELLING = 40
+
 #: Test records of a surrogate.
 TESTED = 4000
 
@@ -170,6 +174,7 @@ def _classes(
     guess: SurrogateAssumptions,
 ) -> Parts:
     centres = separation * spread * stream.standard_normal((classes, len(spread)))
+    centres[:, TELLING:] = 0
     labels = stream.integers(0, classes, users * each)
     rows = centres[labels] + spread * stream.standard_normal((users * each, len(spread)))
     shares = similarity(labels, [each] * users, guess.similarity)

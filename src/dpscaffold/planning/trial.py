@@ -83,7 +83,7 @@ class StepSizeTrial:
 
     def averaging(self, tail: float) -> StepSizeTrial:
         """The trial as it is scored where the last ``tail`` of the rounds is averaged."""
-        return replace(self, scores=dict(self.by_tail)[tail], by_tail=())
+        return replace(self, scores=dict(self.by_tail)[tail])
 
     @property
     def score(self) -> float:
@@ -110,10 +110,13 @@ def best_trial(trials: Sequence[StepSizeTrial]) -> StepSizeTrial:
     >>> best_trial([StepSizeTrial(rate, (score,)) for rate, score in easy.items()]).rate
     3.0
     """
-    most = max(trial.score for trial in trials)
-    told = CLOSE * min(1.0, max(0.0, 1 - most) / ROOM)
-    close = [trial for trial in trials if trial.score >= most - told]
-    return min(close, key=lambda trial: trial.rate)
+    least = close_to(max(trial.score for trial in trials))
+    return min((one for one in trials if one.score >= least), key=lambda trial: trial.rate)
+
+
+def close_to(score: float) -> float:
+    """The least score that surrogates cannot tell from this one."""
+    return score - CLOSE * min(1.0, max(0.0, 1 - score) / ROOM)
 
 
 def within_error(trials: Sequence[StepSizeTrial]) -> StepSizeTrial:
@@ -132,15 +135,18 @@ def within_error(trials: Sequence[StepSizeTrial]) -> StepSizeTrial:
 @dataclass(frozen=True)
 class Choice:
     """What was tried for one setting, in the order of η₀. ``cautious`` chooses by the
-    one-standard-error rule."""
+    one-standard-error rule, unless the η₀ is ``settled``."""
 
     setting: Setting
     trials: tuple[StepSizeTrial, ...]
     cautious: bool = False
+    settled: float | None = None
 
     @property
     def best(self) -> StepSizeTrial:
         """That which the rule chooses."""
+        if self.settled is not None:
+            return next(trial for trial in self.trials if trial.rate == self.settled)
         return within_error(self.trials) if self.cautious else best_trial(self.trials)
 
     @property
