@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
-from small import EVERY, UNEQUAL, federation, setting
+import torch.distributed as dist
+from small import EQUAL, EVERY, UNEQUAL, federation, setting
 
-from dpscaffold import Gaussian, Linear, Logistic, Plan, scaffold, synthetic, train
-from dpscaffold.algorithms import fedavg
+import dpscaffold
+from dpscaffold import Gaussian, Linear, Logistic, Plan, engines, scaffold, synthetic, train
+from dpscaffold.algorithms import fedavg, scaffold_balanced
+from dpscaffold.algorithms.mean_regularised import mean_regularised
 from dpscaffold.engines.fast import ordered, ranked
 from dpscaffold.engines.fast.ranked import RankedSimulator
+from dpscaffold.engines.ranks import Ranks
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
 from dpscaffold.runs.checkpoint import Checkpoint
@@ -93,10 +99,23 @@ def clipped() -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 def own_noises() -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Users with noise of their own, weighted by it."""
-    one = setting("scaffold-balanced", "logistic", "fixed", weighting="noise", heterogeneity=0.1)
-    noises = tuple(2.0 + 0.5 * user for user in range(one.users))
+    plan = {"weighting": "noise", "heterogeneity": 0.1}
+    one = setting("scaffold-balanced", "logistic", "fixed", federation(EQUAL), **plan)
+    noises = tuple(2.0 + user % 2 for user in range(one.users))  # two, which are accounted
     privacy = Gaussian(clip=1.0, noise=2.0, noise_by_user=noises)
     return (one.federation, one.task, one.algorithm, one.plan, privacy), {}
+
+
+def personal() -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A model for each user, with a pull that the server estimates."""
+    one = setting(mean_regularised(scaffold()), "logistic", "fixed")
+    return (one.federation, one.task, one.algorithm, one.plan, one.privacy), {}
+
+
+def pulled() -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The same with balanced controls, a pull that is given, and a network."""
+    one = setting(mean_regularised(scaffold_balanced(), 0.5), "mlp", "poisson")
+    return (one.federation, one.task, one.algorithm, one.plan, one.privacy), {"chunk": 2}
 
 
 def many() -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -127,14 +146,9 @@ def numbers() -> tuple[tuple[Any, ...], dict[str, Any]]:
         [(t.of(i)[0], t.of(i)[0][:, 0] / 4) for i in range(6)] for t in (data.train, data.test)
     ]
     made = Federation.from_arrays(*pairs, target="number")
-    plan = Plan(rounds=3, local_steps=3, user_ratio=0.5, data_ratio=0.5)
-    return (
-        made,
-        Linear(4, 1, LOSSES["squared"]),
-        scaffold(),
-        plan,
-        Gaussian(clip=1.0, noise=1.0),
-    ), {}
+    plan = Plan(rounds=3, local_steps=2, user_ratio=0.5, data_ratio=0.5)
+    task = Linear(4, 1, LOSSES["squared"])
+    return (made, task, scaffold(), plan, Gaussian(clip=1.0, noise=2.0)), {}
 
 
 SPECIAL = {
@@ -147,6 +161,8 @@ SPECIAL = {
         by_records,
         clipped,
         own_noises,
+        personal,
+        pulled,
         numbers,
         two_classes,
         many,
@@ -161,6 +177,18 @@ FAST = [
     Case("scaffold-balanced", "logistic", "none", chunk=2),
     *(Special(name) for name in SPECIAL),
 ]
+
+#: Those that are also computed where each rank has the records of its own users alone.
+APART = [
+    Case("scaffold-balanced"),
+    Case("scaffold", "mlp", "poisson"),
+    Case("scaffold", "module"),
+    Case("scaffold-balanced", "logistic", "none", chunk=2),
+    *(Special(name) for name in ("narrow", "secure", "extreme", "personal", "many")),
+]
+
+#: Those whose uploads are also added as those of GPUs are.
+REDUCED = [Case("scaffold"), Case("scaffold-balanced", chunk=2), Case("fedavg", "mlp", "poisson")]
 
 #: The run that is stored.
 FOLDER = Case("scaffold-balanced")
@@ -177,6 +205,7 @@ def reached(case: Case | Special, **more: Any) -> dict[str, Any]:
         "ended": result.ended,
         "privacy": result.privacy,
         "history": [row.to_json() for row in result.history],
+        "own": torch.zeros(0) if result.own is None else result.own,
     }
 
 
@@ -195,19 +224,61 @@ def stored(folder: Path) -> dict[str, Any]:
     }
 
 
-def all_cases(rank: int, cases: list[Case | Special]) -> list[dict[str, Any]]:
-    """The cases on this rank."""
-    return [reached(case, distributed=True) for case in cases]
+def all_cases(rank: int, cases: list[Case | Special], even: bool = True) -> list[dict[str, Any]]:
+    """The cases on this rank. With ``even`` participants are divided evenly; else each rank
+    computes its own users."""
+    with nullcontext() if even else patch.object(ranked, "HELD_BY_ALL", -1):
+        return [reached(case, distributed=True) for case in cases]
+
+
+def on_gpus(rank: int) -> list[dict[str, Any]]:
+    """Some cases where each rank has a GPU of its own."""
+    return [reached(case, distributed=True, device="cuda") for case in REDUCED]
+
+
+def rows_computed(case: Case | Special) -> list[int]:
+    """How many participants this rank computes in each round."""
+    real, found = RankedSimulator._own, []
+
+    def counted(self, part):
+        found.append(len(part.rows))
+        return real(self, part)
+
+    with patch.object(RankedSimulator, "_own", counted):
+        reached(case, distributed=True)
+    return found
 
 
 def small_matrix(rank: int, folder: Path) -> dict[str, Any]:
     """What two ranks do in one test session: the cases, and a run that rank 0 stores."""
-    found = {"cases": all_cases(rank, FAST)}
+    found: dict[str, Any] = {"rows": rows_computed(Special("narrow"))}
+    found["apart"] = all_cases(rank, APART, even=False)
+    found["cases"] = all_cases(rank, FAST)
+    with patch.object(RankedSimulator, "_reduces", True):
+        found["reduced"] = all_cases(rank, REDUCED)
     found["stored"] = reached(FOLDER, out=folder / "several", distributed=True)
     found["resumed"] = reached(KILLED, out=folder / "resumed", resume=True, distributed=True)
     found["refused"] = refused(rank, folder)
     found["sums"] = sums(rank)
+    found["left"] = left_while_meeting(rank)
     return found
+
+
+def left_while_meeting(rank: int) -> tuple[str, str]:
+    """What rank 0 is told if rank 1 refuses its input and leaves before rank 0 has met it."""
+    told = "", ""
+    if rank == 1:
+        made = patch.object(dist, "new_group", return_value=object())
+        with made, patch.object(dist, "destroy_process_group"):
+            Ranks(60.0).fail(BadInput("bad-value", "no such thing"))
+    else:
+        with patch.object(dist, "new_group", side_effect=RuntimeError("connectFullMesh failed")):
+            try:
+                join("cpu", distributed=True)
+            except BadInput as error:
+                told = error.code, str(error)
+    Ranks(60.0).close()  # notes are still found under the same number
+    return told
 
 
 #: Rows, chunks, and where the rows of two ranks end: each has some, or one of them none.
@@ -249,11 +320,22 @@ def refused(rank: int, folder: Path) -> dict[str, tuple[str, str]]:
         "metrics": (given, {"metrics": ["log_loss"] if other else []}),
         "one rank": ([*given[:3], "no plan" if other else one.plan, given[4]], {}),
         "several devices": (given, {"device": "cpu,cpu"}),
+        "version": (given, {}),
+        "no NCCL": (given, {"device": "cuda"}),
+        "no NCCL on one rank": (given, {"device": "cuda" if other else "cpu"}),
+        "no gloo": (given, {}),
+    }
+    patches: dict[str, Any] = {
+        "version": patch.object(dpscaffold, "__version__", f"1.{rank}"),
+        "no NCCL": patch.object(dist, "is_nccl_available", return_value=False),
+        "no NCCL on one rank": patch.object(dist, "is_nccl_available", return_value=False),
+        "no gloo": patch.object(dist, "is_gloo_available", return_value=False),
     }
     found = {}
     for name, (arguments, options) in mistakes.items():
         try:
-            train(*arguments, **options, out=folder / "refused", distributed=True)
+            with patches.get(name, nullcontext()):
+                train(*arguments, **options, out=folder / "refused", distributed=True)
         except BadInput as error:
             found[name] = (error.code, str(error))
     return found
@@ -261,6 +343,7 @@ def refused(rank: int, folder: Path) -> dict[str, tuple[str, str]]:
 
 def dies(rank: int, folder: Path) -> None:
     """A run of which rank 1 is killed in the third round, before it sends anything."""
+    engines.ranks._REASON = 0.5  # seconds in which it would say why it stops
     if rank == 1:
         real = RankedSimulator._own
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import socket
-from collections.abc import Callable
+import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -29,42 +31,70 @@ def environment(rank: int, count: int, port: int) -> dict[str, str]:
         "LOCAL_RANK": str(rank),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
-        "DPSCAFFOLD_RANK_TIMEOUT": "60",
+        "DPSCAFFOLD_RANK_TIMEOUT": "240",  # imports of a command take a minute on a busy machine
     }
 
 
+#: What processes share: it takes longer to import than to run.
+IMPORTED = ["dpscaffold.training.front", "torch._dynamo", "scipy.signal", "dp_accounting.rdp"]
+
+#: A function and what it is called with, after the number of the rank.
+Call = tuple[Any, ...]
+
+
 def on_ranks(
-    count: int, folder: Path, function: Callable[..., Any], *given: Any
-) -> list[dict[str, Any]]:
-    """What ``function(rank, *given)`` returns on each rank ("value"), or raises ("error"); of a
-    rank that was killed, its "exit"."""
-    port, context = free_port(), multiprocessing.get_context("spawn")
+    count: int, folder: Path, *calls: Call, limit: float = 600.0
+) -> list[list[dict[str, Any]]]:
+    """For each call, what ``function(rank, *given)`` returns on each rank ("value"), or raises
+    ("error"); of a rank that was killed, or took longer than ``limit`` seconds, its "exit".
+
+    The processes are copies of one that has imported the package, which takes seconds.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(IMPORTED)
+    port = free_port()
     ranks = [
-        context.Process(target=_call, args=(rank, count, port, folder, function, given))
+        context.Process(target=_call, args=(rank, count, port, folder, calls))
         for rank in range(count)
     ]
     for one in ranks:
         one.start()
-    found = []
-    for rank, one in enumerate(ranks):
-        one.join()
-        path = folder / f"{rank}.pickle"
-        found.append(pickle.loads(path.read_bytes()) if path.exists() else {"exit": one.exitcode})
-        path.unlink(missing_ok=True)
+    end = time.monotonic() + limit
+    for one in ranks:
+        one.join(max(0.0, end - time.monotonic()))
+        if one.is_alive():  # ranks that wait for each other
+            one.kill()
+            one.join()
+    return [
+        [_left(folder, rank, number, one.exitcode) for rank, one in enumerate(ranks)]
+        for number in range(len(calls))
+    ]
+
+
+def _left(folder: Path, rank: int, number: int, exitcode: int | None) -> dict[str, Any]:
+    path = folder / f"{rank}-{number}.pickle"
+    found = pickle.loads(path.read_bytes()) if path.exists() else {"exit": exitcode}
+    path.unlink(missing_ok=True)
     return found
 
 
-def _call(
-    rank: int, count: int, port: int, folder: Path, function: Callable[..., Any], given: Any
-) -> None:
+def values(answers: list[dict[str, Any]]) -> list[Any]:
+    """What a call returned on each rank, where it did on all."""
+    assert all("value" in answer for answer in answers), answers
+    return [answer["value"] for answer in answers]
+
+
+def _call(rank: int, count: int, port: int, folder: Path, calls: Sequence[Call]) -> None:
     torch.set_num_threads(1)
+    gc.freeze()  # a rank that fails looks for unused objects, and these are many
     os.environ.update(environment(rank, count, port))
     dist.init_process_group("gloo")
-    try:
-        found = {"value": function(rank, *given)}
-    except Exception as error:
-        found = {"error": error}
-    (folder / f"{rank}.pickle").write_bytes(pickle.dumps(found))
+    for number, (function, *given) in enumerate(calls):
+        try:
+            found = {"value": function(rank, *given)}
+        except Exception as error:
+            found = {"error": error}
+        (folder / f"{rank}-{number}.pickle").write_bytes(pickle.dumps(found))
     with suppress(Exception):  # a rank may be gone
         dist.barrier()
         dist.destroy_process_group()

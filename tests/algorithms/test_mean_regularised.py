@@ -151,6 +151,7 @@ def spread(square: float, noise: float, centre: float, count: float) -> float:
     slots = {
         "first_square": torch.tensor([square * count]),
         "first_noise": torch.tensor([noise * count]),
+        "first_spread": torch.tensor([noise * count]),
         "first_count": torch.tensor([count]),
         "first_centre": torch.tensor([centre]),
     }
@@ -170,11 +171,60 @@ def share(ratio: float) -> float:
     return 1.0 if np.isinf(ratio) else ratio / (1 + ratio)
 
 
+def pull_of(ratio: float, known: Known, usual: float) -> float:
+    """λ of a user where v/ζ² is ``ratio`` for noise of the deviation ``usual``."""
+    shared = {"pull": torch.tensor([share(ratio)]), "pull_noise": torch.tensor([usual])}
+    return float(
+        Pulled("auto").pull(Participant(Broadcast(5, torch.zeros(1, 2), shared), {}, known))
+    )
+
+
+def test_users_are_pulled_by_their_own_noise():
+    """λ_i is in proportion to σ_i², from public numbers; the schedule of η_l does not matter."""
+    for size in (0.1, 0.02):
+        quiet = pull_of(0.2, Known(4, size, 0.2), 0.4)
+        assert quiet == pytest.approx(0.2 / (size * 4))
+        assert pull_of(0.2, Known(4, size, 0.6), 0.4) == pytest.approx(9 * 0.2 / (size * 4))
+        assert pull_of(0.2, Known(4, size, 0.1), 0.4) == pytest.approx(0.05 / (size * 4))
+    assert pull_of(0.2, Known(4, 0.1, 6.0), 0.4) == pytest.approx(2 / (0.1 * 4))  # capped
+    assert pull_of(0.0, Known(4, 0.1, 6.0), 0.0) == 0.0  # before the first round
+
+
+OWN_NOISES = Gaussian(0.7, 0.8, noise_by_user=(0.8, 2.4, 1.1, 0.9, 3.0, 0.8))
+
+
+@each_base
+@pytest.mark.parametrize("schedule", ["constant", "linear"])
+def test_engines_agree_on_users_with_noise_of_their_own(base, schedule):
+    given = {"user_ratio": 1.0, "schedule": schedule}
+    trial = setting(personal(base, "auto"), "logistic", OWN_NOISES, **given)
+    assert_agree(final("simulator", trial), final("loop", trial))
+
+
+def test_the_pull_of_a_run_is_that_of_each_users_own_noise():
+    data, noises = federation((20,) * 6), (0.04, 0.12, 0.05, 0.05, 0.15, 0.04)
+    quiet = Gaussian(0.7, 0.04, noise_by_user=noises)
+    trial = setting(personal("fedavg", "auto"), "logistic", quiet, data, user_ratio=1.0)
+    slots = final("simulator", trial, rounds=1).state.server.slots
+    users = list(range(6))
+    known = trial.known(users, 2)
+    cohort = Cohort((), torch.zeros(0), known, {}, torch.zeros(0))
+    shared = AnnouncePull(tell_nothing)(Server(torch.zeros(2), slots), cohort)
+    at = Participant(Broadcast(2, torch.zeros(6, 2), shared), {}, known)
+    spread = known.spread.double()
+    torch.testing.assert_close(
+        shared["pull_noise"].double(), (spread.square().mean() * known.steps).sqrt()[None]
+    )
+    ratio = float(shared["pull"] / (1 - shared["pull"]))
+    own = (ratio * spread.square() / spread.square().mean()).clamp_max(2.0)
+    wanted = (own / known.steps).clamp_max(1.0) / known.step_size
+    torch.testing.assert_close(Pulled("auto").pull(at).double(), wanted)
+    assert float(wanted.max()) > 2 * float(wanted.min())
+
+
 def test_the_automatic_strength_is_capped_and_never_goes_beyond_x():
     def pull(ratio: float, steps: int) -> float:
-        shared = {"pull": torch.tensor([share(ratio)])}
-        at = Participant(Broadcast(5, torch.zeros(1, 2), shared), {}, Known(steps, 0.1, 0.2))
-        return float(Pulled("auto").pull(at))
+        return pull_of(ratio, Known(steps, 0.1, 0.2), 0.2 * steps**0.5)
 
     assert pull(0.5, 4) == pytest.approx(0.5 / (0.1 * 4))
     assert pull(7.0, 4) == pull(np.inf, 4) == pytest.approx(2 / (0.1 * 4))
@@ -192,7 +242,7 @@ def test_the_known_noise_is_the_variance_of_pure_noise(ratio):
         for name, kind in algorithm.remembers.items()
     }
     for round in (2, 3, 4):
-        shared = {"pull": torch.tensor([share(ratio)])}
+        shared = {"pull": torch.tensor([share(ratio)]), "pull_noise": torch.tensor([4.0])}
         at = Participant(Broadcast(round, x, shared), memory, known)
         y, total = algorithm.begin_at(at), torch.zeros_like(x)
         for _ in range(4):

@@ -6,6 +6,7 @@ Adding an entry to ``ALGORITHMS`` adds it to every test here.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -42,19 +43,34 @@ SHAPES = {
 
 every_algorithm = pytest.mark.parametrize("algorithm", EVERY)
 every_task = pytest.mark.parametrize("task", TASKS)
-every_privacy = pytest.mark.parametrize("privacy", PRIVACIES)
+
+
+def cases(*parts, fast):
+    """All combinations; those that ``fast`` does not accept run with ``make test-all``."""
+    return [
+        pytest.param(*case, marks=[] if fast(*case) else pytest.mark.slow)
+        for case in product(*parts)
+    ]
+
+
+#: Each privacy in ``make test`` with the logistic task and with one of the networks.
+WITH_PRIVACY = {
+    "logistic": tuple(PRIVACIES),
+    "mlp": ("fixed", "user-poisson", "median"),
+    "module": ("none", "poisson", "user", "median-poisson"),
+}
+
+
+def is_fast(task, shape, privacy):
+    if shape == "equal":
+        return task == "logistic" and privacy in ("none", "poisson")
+    return privacy in WITH_PRIVACY[task]
 
 
 @every_algorithm
 @pytest.mark.parametrize(
-    ("task", "shape"),
-    [
-        *((task, "unequal") for task in TASKS),
-        ("logistic", "equal"),
-        *(pytest.param(t, "equal", marks=pytest.mark.slow) for t in TASKS if t != "logistic"),
-    ],
+    ("task", "shape", "privacy"), cases(TASKS, SHAPES, PRIVACIES, fast=is_fast)
 )
-@every_privacy
 def test_the_simulator_agrees_with_the_loop(algorithm, task, privacy, shape):
     """Given the same Randomness, x, c, every c_i and the averaged iterate agree to float
     tolerance."""
@@ -68,8 +84,14 @@ def test_the_simulator_agrees_with_the_loop(algorithm, task, privacy, shape):
     assert_agree(final("simulator", run), final("loop", run), atol=atol)
 
 
-@pytest.mark.parametrize("weighting", ["uniform", "records"])
-@pytest.mark.parametrize("averaging", ["none", "uniform", "tail"])
+@pytest.mark.parametrize(
+    ("weighting", "averaging"),
+    cases(
+        ["uniform", "records"],
+        ["none", "uniform", "tail"],
+        fast=lambda weighting, averaging: (weighting == "records") == (averaging == "uniform"),
+    ),
+)
 @every_algorithm
 def test_every_weighting_and_averaging_agrees(algorithm, weighting, averaging):
     """The mean over participants and the mean over iterates are the same on both engines."""
@@ -81,7 +103,9 @@ def test_every_weighting_and_averaging_agrees(algorithm, weighting, averaging):
 
 @pytest.mark.parametrize("engine", ["loop", "simulator"])
 @every_algorithm
-@pytest.mark.parametrize("privacy", ["none", "fixed", "poisson"])
+@pytest.mark.parametrize(
+    "privacy", [pytest.param("none", marks=pytest.mark.slow), "fixed", "poisson"]
+)
 def test_a_seed_reproduces_a_run_bit_for_bit(algorithm, privacy, engine):
     """The same setting twice gives identical bits, and another seed does not."""
     run = setting(algorithm, "mlp", privacy)
@@ -193,8 +217,14 @@ def test_runs_of_different_structure_are_not_stacked():
 
 
 @every_algorithm
-@every_task
-@pytest.mark.parametrize("privacy", ["none", "poisson"])
+@pytest.mark.parametrize(
+    ("task", "privacy"),
+    cases(
+        TASKS,
+        ["none", "poisson"],
+        fast=lambda task, privacy: task == "logistic" or privacy == "poisson",
+    ),
+)
 def test_mapped_federations_agree_with_resident_ones(algorithm, task, privacy):
     """Loading only a round's users gives the same run as keeping everyone's records at hand."""
     run = setting(algorithm, task, privacy)

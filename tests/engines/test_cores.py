@@ -121,7 +121,7 @@ def test_a_stack_of_runs_is_shared_without_drawing_twice(monkeypatch):
 def rows_of(users, runs=1):
     plan, streams = Plan(rounds=1), [Randomness(0), Randomness(1)]
     return [
-        Row(user, 9, 3, plan, None, streams[run % len(streams)], run)
+        Row(user, 9, 3, plan, None, streams[run % len(streams)], plan.step_size, run)
         for run in range(runs)
         for user in range(users)
     ]

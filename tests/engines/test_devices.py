@@ -48,7 +48,7 @@ def test_secret_runs_and_declared_sizes_never_draw_there():
     cuda = torch.device("cuda")
 
     def row(randomness: Randomness, declared: int | None = None) -> Row:
-        return Row(0, 9, 3, run.plan, run.privacy, randomness, 0, declared)
+        return Row(0, 9, 3, run.plan, run.privacy, randomness, 0.1, 0, declared)
 
     class Scripted(Randomness):
         pass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from dpscaffold.engines.aggregate import chained, weighted_sum
 from dpscaffold.engines.fast.ordered import Chunks, RunningSum, keeps_order, narrow_sum
 
 pytestmark = pytest.mark.cpu_only("about the order of a CPU's sums")
@@ -26,6 +27,26 @@ def test_a_running_sum_has_the_bits_of_a_sum(rows):
 
 def test_sums_are_passed_on_on_this_machine():
     assert keeps_order(torch.get_num_threads())
+
+
+@pytest.mark.parametrize("rows", [1, 5, 8, 40, 300])
+@pytest.mark.parametrize("columns", [1, 64, 853])
+def test_a_weighted_sum_is_added_row_by_row_whatever_the_processor(rows, columns):
+    """Oracle: float64 holds each product of two float32 exactly. (The second rounding, from
+    float64 to float32, differs from one rounding about once in 2^29.)"""
+    random = torch.Generator().manual_seed(rows)
+    values = torch.randn(rows, columns, generator=random)
+    weights = torch.rand(rows, generator=random)
+    expected = torch.zeros(columns)
+    for row, weight in zip(values, weights, strict=True):
+        expected = (expected.double() + row.double() * weight.double()).float()
+    found = weighted_sum(weights, values)
+    assert torch.equal(found, expected)
+    stacked = weighted_sum(weights, torch.stack([values, -values]))
+    assert torch.equal(stacked, torch.stack([found, -found]))
+    for cut in {0, 1, rows // 3, rows - 1}:
+        first = chained(torch.zeros(columns), weights[:cut], values[:cut])
+        assert torch.equal(chained(first, weights[cut:], values[cut:]), expected)
 
 
 @pytest.mark.parametrize("width", [1, 2, 40, 65, 97, 127])

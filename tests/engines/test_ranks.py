@@ -8,19 +8,22 @@ from typing import Any
 import pytest
 import torch
 from rank_cases import (
+    APART,
     FAST,
     FOLDER,
     KILLED,
     LAYOUTS,
+    REDUCED,
     Case,
     all_cases,
     dies,
     layout_rows,
+    on_gpus,
     reached,
     small_matrix,
     stored,
 )
-from ranks import on_ranks
+from ranks import on_ranks, values
 from small import EVERY, PRIVACIES, TASKS
 
 from dpscaffold.errors import RankLost
@@ -43,6 +46,7 @@ def not_skipped(cases: list[Case]) -> list[Case]:
 
 def assert_same(one: dict[str, Any], several: dict[str, Any]) -> None:
     assert torch.equal(one["params"], several["params"])
+    assert torch.equal(one["own"], several["own"])
     assert one["ended"] == several["ended"] and one["privacy"] == several["privacy"]
     for mine, theirs in zip(one["history"], several["history"], strict=True):
         assert mine.keys() == theirs.keys()
@@ -56,8 +60,9 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def answers(folder):
-    """What each of two ranks came to. One of their runs was begun by one process."""
+def found(folder):
+    """What two ranks came to in one session: of the cases, and of a run whose rank 1 is killed at
+    the end. One of their runs was begun by one process."""
 
     def stop(round: int, row: object) -> None:
         if round == 3:
@@ -66,9 +71,12 @@ def answers(folder):
     with pytest.raises(ConnectionError):
         reached(KILLED, out=folder / "resumed", observer=stop)
     assert RunFolder(folder / "resumed").load_checkpoint().state.round == 2
-    found = on_ranks(2, folder, small_matrix, folder)
-    assert all("value" in answer for answer in found), found
-    return [answer["value"] for answer in found]
+    return on_ranks(2, folder, (small_matrix, folder), (dies, folder / "killed"))
+
+
+@pytest.fixture(scope="module")
+def answers(found):
+    return values(found[0])
 
 
 @pytest.mark.parametrize("number", range(len(FAST)), ids=lambda number: str(FAST[number]))
@@ -78,13 +86,55 @@ def test_two_ranks_change_no_bit(number, answers):
         assert_same(one, answer["cases"][number])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("count", [2, 3, 4])
-def test_no_number_of_ranks_changes_a_bit(count, tmp_path):
+@pytest.mark.parametrize("number", range(len(APART)), ids=lambda number: str(APART[number]))
+def test_ranks_that_compute_their_own_users_change_no_bit(number, answers):
+    for answer in answers:
+        assert_same(answers[0]["cases"][FAST.index(APART[number])], answer["apart"][number])
+
+
+@pytest.mark.parametrize("number", range(len(REDUCED)), ids=lambda number: str(REDUCED[number]))
+def test_uploads_that_are_reduced_as_on_gpus_differ_in_the_last_bits_alone(number, answers):
+    one = reached(REDUCED[number])
+    for answer in answers:
+        several = answer["reduced"][number]
+        assert torch.allclose(one["params"], several["params"], rtol=1e-4, atol=1e-5)
+        assert one["privacy"] == several["privacy"]
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_two_gpus_come_to_what_one_does(tmp_path):
+    """NCCL between them; the same records are drawn, and sums differ in their last bits."""
+    expected = [reached(case, device="cuda:0") for case in REDUCED]
+    for answer in values(on_ranks(2, tmp_path, (on_gpus,))[0]):
+        for one, several in zip(expected, answer, strict=True):
+            assert torch.allclose(
+                one["params"].cpu(), several["params"].cpu(), rtol=1e-3, atol=1e-4
+            )
+            assert one["privacy"] == several["privacy"]
+
+
+def test_ranks_that_have_all_records_divide_participants_evenly(answers):
+    assert [answer["rows"] for answer in answers] == [[4] * 4, [4] * 4]
+
+
+@pytest.fixture(scope="module")
+def everything():
+    """All cases, and what one process comes to."""
     cases = not_skipped(EVERYTHING)
-    for answer in on_ranks(count, tmp_path, all_cases, cases):
-        for case, several in zip(cases, answer["value"], strict=True):
-            assert_same(reached(case), several)
+    return cases, [reached(case) for case in cases]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("even", [True, False], ids=["even", "own users"])
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_no_number_of_ranks_changes_a_bit(count, even, everything, tmp_path):
+    cases, expected = everything
+    for answer in values(on_ranks(count, tmp_path, (all_cases, cases, even), limit=3600)[0]):
+        for case, one, several in zip(cases, expected, answer, strict=True):
+            try:
+                assert_same(one, several)
+            except AssertionError as error:
+                raise AssertionError(f"{case} on {count} ranks") from error
 
 
 @pytest.mark.parametrize("number", range(len(LAYOUTS)), ids=lambda number: str(LAYOUTS[number]))
@@ -93,10 +143,18 @@ def test_sums_that_ranks_pass_on_have_the_bits_of_one_process(number, answers):
     rows, weights = layout_rows(count)
     mean, total = torch.zeros(320), torch.zeros(320)
     for k in range(0, count, size):
-        mean = mean + weights[k : k + size] @ rows[k : k + size]
+        part = torch.zeros(320)
+        for weight, row in zip(weights[k : k + size], rows[k : k + size], strict=True):
+            part = torch.addcmul(part, weight, row)
+        mean = mean + part
         total = total + rows[k : k + size].sum(0)
     found = answers[0]["sums"][number]
     assert torch.equal(found["mean"], mean) and torch.equal(found["total"], total)
+
+
+def test_a_rank_that_leaves_before_it_was_met_says_why(answers):
+    code, said = answers[0]["left"]
+    assert code == "bad-value" and said.startswith("rank 1 on ") and "no such thing" in said
 
 
 def test_rank_0_writes_the_memories_and_the_ledger_of_all(answers, folder):
@@ -125,6 +183,10 @@ REFUSED = {
     "engine": ("not-applicable", "loop"),
     "metrics": ("ranks-differ", "configuration"),
     "several devices": ("not-applicable", "cpu,cpu"),
+    "version": ("ranks-differ", "dpscaffold of rank 0 (1.0 and 1.1)"),
+    "no NCCL": ("backend-missing", "nccl"),
+    "no NCCL on one rank": ("backend-missing", "nccl"),
+    "no gloo": ("backend-missing", "gloo"),
 }
 
 
@@ -143,12 +205,12 @@ def test_what_one_rank_refuses_is_refused_on_all(answers):
     assert said.startswith("rank 1 on ") and said.endswith(own)
 
 
-def test_a_killed_rank_ends_the_run_and_nothing_is_lost(tmp_path):
-    survivor, gone = on_ranks(2, tmp_path, dies, tmp_path / "run")
+def test_a_killed_rank_ends_the_run_and_nothing_is_lost(found, folder):
+    survivor, gone = found[1]
     assert gone == {"exit": -signal.SIGKILL}
     lost = survivor["error"]
     assert isinstance(lost, RankLost) and lost.reporter == 0
     assert "rank 1" in str(lost) and "in round 3" in str(lost) and "--resume" in str(lost)
-    assert [round for round, _ in stored(tmp_path / "run")["ledger"]] == [1, 2, 3]
-    ended = reached(KILLED, out=tmp_path / "run", resume=True)
+    assert [round for round, _ in stored(folder / "killed")["ledger"]] == [1, 2, 3]
+    ended = reached(KILLED, out=folder / "killed", resume=True)
     assert torch.equal(ended["params"], reached(KILLED)["params"])

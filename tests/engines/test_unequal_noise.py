@@ -116,10 +116,14 @@ def test_a_public_heterogeneity_takes_the_place_of_the_default():
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 5])
-def test_chunks_and_devices_change_no_bit(chunk):
+def test_chunks_change_nothing_but_rounding_and_devices_no_bit(chunk):
     run = setting("scaffold-balanced", "logistic", KINDS["poisson"], weighting="noise")
-    parts = Simulator([run], [run.federation], Hardware((CPU, CPU), chunk=chunk))
-    assert torch.equal(Driven(parts).drive().reached.params, final("simulator", run).params)
+    both, one = (
+        Driven(Simulator([run], [run.federation], Hardware(devices, chunk=chunk))).drive().reached
+        for devices in ((CPU, CPU), (CPU,))
+    )
+    assert torch.equal(both.params, one.params)
+    torch.testing.assert_close(one.params, final("simulator", run).params, rtol=1e-5, atol=1e-6)
 
 
 def test_a_stack_is_each_of_its_runs():

@@ -130,7 +130,7 @@ def test_each_user_has_its_own_parameters_and_records(task):
         alone = task.clipped_sum(
             params[u : u + 1], Batch(x[u : u + 1], y[u : u + 1]), clip[u : u + 1]
         ).total
-        torch.testing.assert_close(stacked[u], alone[0], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(stacked[u], alone[0], rtol=1e-4, atol=1e-5)
 
 
 def test_logistic_gradients_on_unit_rows_are_never_longer_than_two():

@@ -73,6 +73,12 @@ def drawn(data: st.DataObject, task: Task) -> tuple[Tensor, Tensor, Tensor]:
     return params, torch.from_numpy(data.draw(tables)), torch.tensor(data.draw(label_lists))
 
 
+def overflows(params: Tensor, row: Tensor) -> bool:
+    """Whether a product may be infinite: of two such, inf − inf depends on the order of a sum, and
+    that on the processor and on how many rows there are."""
+    return not float(params.abs().max()) * float(row.abs().max()) < 1e37
+
+
 # --- the laws ---
 
 
@@ -81,8 +87,9 @@ def drawn(data: st.DataObject, task: Task) -> tuple[Tensor, Tensor, Tensor]:
 @given(data=st.data(), clip=clips)
 def test_no_record_adds_more_than_c_and_replacing_one_moves_the_sum_by_at_most_2c(task, data, clip):
     """Over all floats: the sum is finite, a record alone is at most C(1 + 1e-6) long, padding adds
-    nothing to it, and the sums of neighbouring batches differ by at most twice that (and by the
-    rounding of the sums themselves)."""
+    nothing to it (but may decide whether a record that overflows counts), and the sums of
+    neighbouring batches differ by at most twice that (and by the rounding of the sums
+    themselves)."""
     made = make(task)
     params, x, y = drawn(data, made)
     clip = float(np.float32(clip))
@@ -91,7 +98,9 @@ def test_no_record_adds_more_than_c_and_replacing_one_moves_the_sum_by_at_most_2
         assert bool(alone.isfinite().all())
         assert length(alone) <= clip * ALLOWED
         padded = clipped(made, params, x, y, clip, torch.eye(RECORDS + 1)[j])
-        assert torch.equal(alone, padded) or length(alone - padded) <= 1e-6 * clip
+        if alone.any() == padded.any() or not overflows(params, x[j]):
+            assert torch.equal(alone, padded) or length(alone - padded) <= 1e-6 * clip
+        assert length(padded) <= clip * ALLOWED
     whole = clipped(made, params, x[:-1], y[:-1], clip)
     other = clipped(made, params, x[1:], y[1:], clip)
     rounding = 2 * RECORDS**2 * 2.0**-24 * clip

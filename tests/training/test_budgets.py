@@ -20,6 +20,7 @@ from dpscaffold.config import parse
 from dpscaffold.data.loading import load_federation
 from dpscaffold.privacy import RANDOM_PARTICIPATION, bound_for
 from dpscaffold.privacy.by_user import epsilons_by_user
+from dpscaffold.privacy.showing import round_up
 from dpscaffold.privacy.statement_types import Statement
 from dpscaffold.report.runs import comparison_table, epsilon_note, read_run
 from dpscaffold.setting import Secure, Setting
@@ -101,6 +102,29 @@ def test_weights_and_noise_of_a_sum_are_the_best_together(heterogeneity):
     )
     assert best.success
     assert variance(weights, needed) <= 1.005 * variance(best.x[:6], best.x[6])
+
+
+@pytest.mark.parametrize("most", [50, 3])
+def test_the_page_of_a_run_names_its_users_and_that_of_a_model_does_not(
+    tmp_path, monkeypatch, most
+):
+    monkeypatch.setattr("dpscaffold.report.statement_page.MOST_USERS", most)
+    names = ("north", "east", "a|b", "west", "coast", "hill")
+    data = replace(federation(UNEQUAL), names=names)
+    plan = Plan(rounds=2, local_steps=1, user_ratio=0.5, data_ratio=1 / 3)
+    run = setting("fedavg", "logistic", "fixed", data)
+    table = {"default": 6.0, "east": 1.0}
+    result = train(data, run.task, fedavg(), plan, private(table), out=tmp_path / "run")
+    page = (tmp_path / "run" / "privacy.md").read_text()
+    least = round_up(result.privacy.by_user.epsilon[1])
+    if most == 50:
+        assert f"| east | {least} |" in page and "| a\\|b |" in page
+    else:
+        assert "The least is that of user east, the most that of" in page
+    result.model.save(tmp_path / "model")
+    inside = [path.read_text("utf-8", "replace") for path in (tmp_path / "model").iterdir()]
+    assert any("Epsilon of each user" in text for text in inside)
+    assert not any("coast" in text for text in inside)
 
 
 def test_a_run_states_every_budget(tmp_path):

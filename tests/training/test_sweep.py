@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from ranks import on_ranks
+from ranks import on_ranks, values
 
 from dpscaffold.config import load
 from dpscaffold.errors import BadInput
@@ -75,9 +75,7 @@ def sweep(rank: int, folder: Path) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sweep")
-    found = on_ranks(2, folder, sweep, folder / "several")
-    assert all("value" in answer for answer in found), found
-    return [answer["value"] for answer in found], folder
+    return values(on_ranks(2, folder, (sweep, folder / "several"))[0]), folder
 
 
 def test_every_rank_gets_every_answer_and_a_failed_run_is_tried_once_more(answers):
@@ -98,8 +96,8 @@ def test_ranks_tune_as_one_process_does(answers):
     expected = tuned()
     for found in answers[0]:
         assert found["tuned"].keys() == expected.keys()
-        for point, values in expected.items():
-            assert found["tuned"][point] == pytest.approx(values, rel=1e-6)
+        for point, accuracies in expected.items():
+            assert found["tuned"][point] == pytest.approx(accuracies, rel=1e-6)
 
 
 def test_ranks_share_seeds(answers):

@@ -12,7 +12,7 @@ import pytest
 from typed import HOSPITALS, done_here
 
 from dpscaffold import Federation, Gaussian, Logistic, Plan, fedavg, scaffold, synthetic, train
-from dpscaffold.data.tables.draft import run_lines
+from dpscaffold.data.drafts.draft import run_lines
 from dpscaffold.federation.roster import FEW_USERS
 from dpscaffold.privacy import statement
 from dpscaffold.privacy.showing import round_up

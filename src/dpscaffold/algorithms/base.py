@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from dpscaffold.errors import BadInput
@@ -279,7 +280,7 @@ class Algorithm:
         """The slots of a user that the server may know: all but the private ones."""
         return {name: size for name, size in self.remembers.items() if name not in self.private}
 
-    @property
+    @cached_property
     def unproved(self) -> tuple[str, ...]:
         """The fields in use with which no privacy bound was proved, the warm-up's included."""
         own = self.in_use_beyond(PROVED_FIELDS)

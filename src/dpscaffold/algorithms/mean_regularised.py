@@ -41,11 +41,13 @@ Strength = float | Literal["auto"]
 OWN: dict[str, Size] = {"personal": "vector", "joined": "number"}
 #: With λ = "auto" also the variance of the noise on each coordinate of w_i, a public number.
 OWN_NOISE: dict[str, Size] = {"own_noise": "number"}
-#: What λ = "auto" is estimated from: means over all users of ‖Δy_i‖², of the noise in it and of 1,
-#: over the participants of the first round, and the square of the norm of their mean Δy.
+#: What λ = "auto" is estimated from: means over all users of ‖Δy_i‖², of the noise in it, of the
+#: noise in a coordinate of the sum of K gradients and of 1, over the participants of the first
+#: round, and the square of the norm of their mean Δy.
 FIRST: dict[str, Size] = {
     "first_square": "number",
     "first_noise": "number",
+    "first_spread": "number",
     "first_count": "number",
     "first_centre": "number",
 }
@@ -71,9 +73,10 @@ class Pulled:
         return gradient + self.pull(at) * (y - at.broadcast.params)
 
     def pull(self, at: Participant) -> Tensor | float:
-        """λ of this participation. With ``auto`` it is (v/ζ²)/(η_l·K), where v is the variance of
-        the noise on Δy_i and ζ² the spread of Δy_i between users that is not noise; at most
-        :data:`MOST`/(η_l·K), and never beyond x.
+        """λ of this participation. With ``auto`` it is (v_i/ζ²)/(η_l·K), where v_i is the variance
+        of the noise on this user's own Δy_i and ζ² the spread of Δy_i between users that is not
+        noise; at most :data:`MOST`/(η_l·K), and never beyond x. Users with little noise are pulled
+        little.
 
         For a quadratic loss of curvature h the error of w_i is about η_l·s²/(2(h + λ)) from noise
         of variance s² on each step, and (λ/(h + λ))²τ² from the pull. It is smallest near
@@ -83,8 +86,17 @@ class Pulled:
         if self.strength != "auto":
             return float(self.strength)
         known, noisy = at.known, at.broadcast.shared["pull"]
-        ratio = (noisy / (1 - noisy)).clamp_max(MOST)
+        ratio = (noisy / (1 - noisy) * _louder(at)).clamp_max(MOST)
         return (ratio / known.steps).clamp_max(1.0) / known.step_size
+
+
+def _louder(at: Participant) -> Tensor:
+    """The variance of a user's noise over the mean of those of the first round's participants, from
+    public numbers; 1 where there was none yet, or no noise."""
+    usual, known = at.broadcast.shared["pull_noise"], at.known
+    spread = 0.0 if known.spread is None else known.spread
+    own = usual.new_ones(usual.shape) * spread * known.steps**0.5
+    return (own / usual.where(usual > 0, 1.0)).square().where(usual > 0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -157,14 +169,16 @@ def _measured(move: Tensor, at: Participant) -> Slots:
     return {
         "first_square": one * move.square().sum(-1, keepdim=True),
         "first_noise": one * (known.step_size * spread) ** 2 * known.steps * move.shape[-1],
+        "first_spread": one * spread**2 * known.steps,
         "first_count": one,
     }
 
 
 @dataclass(frozen=True)
 class AnnouncePull:
-    """What the base announces, and v/(v + ζ²) as estimated from the first round: 1 where all of the
-    spread may be noise."""
+    """What the base announces, v/(v + ζ²) as estimated from the first round, 1 where all of the
+    spread may be noise, and the deviation of the noise that v is the mean of, so that users can
+    compare theirs with it."""
 
     base: Announce
 
@@ -173,11 +187,15 @@ class AnnouncePull:
         as for the trust in balanced controls."""
         slots = server.slots
         count = slots["first_count"].double()
-        mean = [slots[name].double() / count for name in ("first_square", "first_noise")]
+        names = ("first_square", "first_noise", "first_spread")
+        mean = [slots[name].double() / count for name in names]
         signal = mean[0] - mean[1] - slots["first_centre"].double()
         noisy = mean[1] / (mean[1] + signal.clamp_min(0.0))
         noisy = noisy.where(count > 0, 0.0).where(mean[1] > 0, 0.0)
-        return {**self.base(server, cohort), "pull": noisy.to(server.params.dtype)}
+        usual = mean[2].sqrt().where(count > 0, 0.0)
+        told = {"pull": noisy, "pull_noise": usual}
+        told = {name: value.to(server.params.dtype) for name, value in told.items()}
+        return {**self.base(server, cohort), **told}
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ def compose(
             raise PrivacyError(
                 "rounds-extended",
                 f"--fixed-in-advance is given, and {source} was given more rounds after it was "
-                f"planned; leave the option out, and its parts add",
+                f"planned, or continues another run; leave the option out, and its parts add",
             )
         parts += [replace(part, data=data.get(source)) for part in found]
     return together(parts, fixed_in_advance, own if colluders is None else colluders, groups)
@@ -121,6 +121,11 @@ def _refuse_older_copies(read: Sequence[tuple[Path, StatementSubject]]) -> None:
     """Refuse a folder that is a copy of another one as it was earlier, or still is."""
     for (one, about), (other, more) in itertools.permutations(read, 2):
         anchor = about.account.anchor if about.account else None
+        if more.account and about.drawn.journal in more.account.continues:
+            raise PrivacyError(
+                "run-copied",
+                f"{one} went on as {other}, which counts all that it released; leave {one} out",
+            )
         if not about.drawn.is_copy_of(more.drawn) or anchor is None:
             continue
         if Journal(other / JOURNAL).follows(anchor):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dpscaffold.cli.example import DEMO
-from dpscaffold.cli.keys import complete_setting, complete_unset, unset_keys
+from dpscaffold.cli.keys import SetOption, complete_unset, unset_keys
 from dpscaffold.cli.usage import interrupted
 from dpscaffold.engines.launcher import launched_ranks, restarted
 from dpscaffold.errors import BadInput
@@ -24,14 +24,6 @@ if TYPE_CHECKING:
     from dpscaffold.training import Result
     from dpscaffold.training.events import Listener
 
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        help="Override a key, for example plan.rounds=100. Can be repeated.",
-        autocompletion=complete_setting,
-    ),
-]
 UnsetOption = Annotated[
     list[str] | None,
     typer.Option(

@@ -1,7 +1,7 @@
 from .aggregate import aggregate as aggregate
 from .aggregate import mean_weights as mean_weights
-from .hardware import Hardware as Hardware
 from .loop import Loop as Loop
+from .machine import Hardware as Hardware
 from .memories import Memories as Memories
 from .registry import ENGINES as ENGINES
 from .simulator import Simulator as Simulator

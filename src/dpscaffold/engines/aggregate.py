@@ -6,13 +6,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from dpscaffold.algorithms import Algorithm, Broadcast, Known, Local, Participant, Upload
-from dpscaffold.engines.hardware import placed
+from dpscaffold.engines.machine import sent
 from dpscaffold.engines.state import DeviceNumbers, Draw, RoundUploads
 from dpscaffold.errors import BadInput
 from dpscaffold.setting import Setting
@@ -30,8 +31,59 @@ def mean_weights(setting: Setting, draw: Draw) -> np.ndarray:
 
 
 def weighted_sum(weights: Tensor, moves: Tensor) -> Tensor:
-    """Σ w_i Δy_i of weights (m,) and moves (m, P), or of every run of a stack, (S, m, P)."""
-    return weights @ moves
+    """Σ w_i Δy_i of weights (m,) and moves (m, P), or of every run of a stack, (S, m, P).
+
+    On a CPU it is added in the order of the users, so that it does not depend on the machine, on
+    threads, or on how users are divided between processes.
+    """
+    if moves.device.type != "cpu":
+        return weights @ moves
+    if moves.dim() == 2:
+        return chained(moves.new_zeros(moves.shape[1]), weights, moves)
+    total = torch.zeros_like(moves[:, 0])
+    for weight, move in zip(weights.tolist(), moves.unbind(1), strict=True):
+        total.add_(move, alpha=weight)
+    return total
+
+
+def chained(total: Tensor, weights: Tensor, rows: Tensor) -> Tensor:
+    """``total`` (P,) + w_1·rows_1 + w_2·rows_2 + …, added in this order: each product is added
+    before it is rounded (a fused multiply-add)."""
+    if not len(rows):
+        return total
+    step, whole = rows_in_order(torch.get_num_threads()) or len(rows), total.clone()
+    for start in range(0, len(rows), step):
+        whole.addmv_(rows[start : start + step].t(), weights[start : start + step])
+    return whole
+
+
+@cache
+def rows_in_order(threads: int) -> int:
+    """How many rows a matrix-vector product of this machine adds in order; 0: any number.
+
+    Products of many rows may be added in blocks, which depends on the processor. It is tried with
+    numbers of rows and columns that take all ways through the code.
+    """
+    random = torch.Generator().manual_seed(0)
+    for step in (0, 4, 2):
+        shapes = [(count, columns) for count in _COUNTS for columns in _COLUMNS]
+        if all(_adds_in_order(*shape, step, random) for shape in shapes):
+            return step
+    return 1
+
+
+#: Rows and columns with which the order of sums is tried.
+_COUNTS, _COLUMNS = (1, 2, 5, 15, 16, 17, 40, 300), (1, 3, 64, 832, 853)
+
+
+def _adds_in_order(count: int, columns: int, step: int, random: torch.Generator) -> bool:
+    rows, weights = (torch.randn(*size, generator=random) for size in ((count, columns), (count,)))
+    rows, weights = rows[: step or count], weights[: step or count]
+    total = torch.randn(columns, generator=random)
+    product = torch.addmv(total, rows.t(), weights)
+    for weight, row in zip(weights.tolist(), rows, strict=True):
+        total.add_(row, alpha=weight)
+    return torch.equal(product, total)
 
 
 class Aggregate:
@@ -48,8 +100,9 @@ class Aggregate:
 
     def add(self, users: Sequence[int], uploads: Upload) -> None:
         """The uploads of some users, (U, P)."""
-        self.algorithm.check_upload(uploads)
-        weights = placed(torch.tensor([self.weights[user] for user in users]), self.mean.device)
+        if not uploads.totals.keys() <= self.totals.keys():  # names that were not checked yet
+            self.algorithm.check_upload(uploads)
+        weights = sent(torch.tensor([self.weights[user] for user in users]), self.mean.device)
         self.mean += weighted_sum(weights, uploads.params)
         for name, value in uploads.totals.items():
             self.totals[name] = self.totals.get(name, torch.zeros_like(value[0])) + value.sum(0)

@@ -16,7 +16,7 @@ from torch.func import grad, vmap
 
 from dpscaffold.algorithms import Algorithm, Broadcast, Known, Local, Participant, Slots, Upload
 from dpscaffold.engines.aggregate import aggregate
-from dpscaffold.engines.hardware import Hardware
+from dpscaffold.engines.machine import Hardware
 from dpscaffold.engines.memories import Memories
 from dpscaffold.engines.state import Draw, RoundUploads
 from dpscaffold.federation import Federation

@@ -1,4 +1,4 @@
-"""Devices, background work and stop signals."""
+"""Devices, background work and stop signals: where a run computes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
@@ -47,8 +48,40 @@ def pick_devices(names: str) -> tuple[torch.device, ...]:
     return tuple(pick_device(name.strip()) for name in str(names).split(","))
 
 
+@dataclass(frozen=True)
+class Hardware:
+    """Where a run computes, which is nobody's agreement and no part of what is learnt: devices that
+    share a round's participants, rows computed together (None: as many as fit), and threads (None:
+    as many as PyTorch takes).
+
+    They change no draw, only the order of sums, so they are stored with a checkpoint and taken up
+    again with it.
+    """
+
+    devices: tuple[torch.device, ...] = (torch.device("cpu"),)
+    chunk: int | None = None
+    threads: int | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """The first device: there the server's state lives."""
+        return self.devices[0]
+
+    def cores(self, device: torch.device) -> int:
+        """How many threads share a worker's rows: those of a CPU that is named once."""
+        if device.type != "cpu" or len(self.devices) > 1:
+            return 1
+        return self.threads or torch.get_num_threads()
+
+    @classmethod
+    def on(cls, device: torch.device | str, chunk: int | None = None) -> Hardware:
+        """One device."""
+        return cls((torch.device(device),), chunk)
+
+
 def sent(values: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A tensor of the CPU on the device, without waiting for what the device is doing."""
+    """A tensor of the CPU on the device, without waiting for what the device is doing; itself where
+    that is the CPU."""
     if device.type == "cuda":
         return values.pin_memory().to(device, non_blocking=True)
     return values.to(device)
@@ -78,17 +111,27 @@ def full_precision() -> None:
     torch.backends.cudnn.allow_tf32 = False
 
 
-def give_memory_back(largest: int = 1 << 20) -> None:
-    """Have buffers of more than ``largest`` bytes returned to the system when they are freed, for
-    processes that live long and now and then hold much.
+def reuse_memory() -> None:
+    """Have freed buffers of any size kept for the next ones, until :func:`trim_memory`, by all
+    threads together. Call it before threads are started.
 
-    The C library would else keep freed buffers of up to 32 MB for later, and a process that moves a
-    few of them a minute stays as large as it ever was. Where there is no such switch (it is
-    glibc's), nothing happens.
+    Else every large buffer is returned to the system, which clears each page of the next one: at
+    10⁷ parameters that takes longer than what is computed. For processes whose work comes in
+    rounds, and which trim their memory between them or end. Where there are no such switches (they
+    are glibc's), nothing happens.
     """
-    threshold = -3  # M_MMAP_THRESHOLD
+    most_mapped, trim_above, arenas = -4, -1, -8  # M_MMAP_MAX, M_TRIM_THRESHOLD, M_ARENA_MAX
     with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).mallopt(threshold, largest)
+        library = ctypes.CDLL(None)
+        library.mallopt(most_mapped, 0)
+        library.mallopt(trim_above, (1 << 31) - 1)
+        library.mallopt(arenas, 1)
+
+
+def trim_memory() -> None:
+    """Give freed buffers back to the system."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dpscaffold.algorithms import Algorithm, Server, Size, Slots
-from dpscaffold.engines.hardware import placed
+from dpscaffold.engines.machine import sent
 
 #: Tables of more bytes than this are mapped from a file, on a CPU.
 MAPPED = 1 << 31
@@ -85,7 +85,12 @@ class Memories:
 
     def recall(self, users: Sequence[int]) -> dict[str, Tensor]:
         """The slots of these users, (U, P) or (U, 1)."""
-        return self.recall_at(placed(torch.tensor(self.places(users)), self.device))
+        return self.recall_at(sent(torch.tensor(self.places(users)), self.device))
+
+    def look(self, user: int) -> dict[str, Tensor]:
+        """The slots of one user, (1, P) or (1, 1), without a copy: to read before :meth:`keep`."""
+        place = self._places.get(int(user), 0)
+        return {name: room.table[place : place + 1] for name, room in self._rooms.items()}
 
     def places(self, users: Sequence[int]) -> list[int]:
         """Where the slots of these users are, for :meth:`recall_at`."""
@@ -100,7 +105,7 @@ class Memories:
         """Store the slots of these users, who count as seen from now on."""
         for user in users:
             self._places.setdefault(int(user), len(self._places) + 1)
-        rows = placed(torch.tensor([self._places[int(user)] for user in users]), self.device)
+        rows = sent(torch.tensor([self._places[int(user)] for user in users]), self.device)
         for name, room in self._rooms.items():
             room.hold(len(self._places) + 1)
             room.table[rows] = slots[name]
@@ -117,7 +122,11 @@ class Memories:
     def to_dict(self) -> dict[str, Any]:
         """For a checkpoint: who was seen, and their slots."""
         used = slice(1, len(self._places) + 1)
-        slots = {name: room.table[used].cpu() for name, room in self._rooms.items()}
+        # Through numpy, without a copy: PyTorch would store the whole table with a part of it.
+        slots = {
+            name: torch.from_numpy(room.table[used].cpu().numpy())
+            for name, room in self._rooms.items()
+        }
         return {"users": self.users, "slots": slots}
 
     def restore(self, saved: Mapping[str, Any]) -> None:

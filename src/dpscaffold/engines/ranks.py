@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -47,6 +48,42 @@ class OtherRank(BadInput):
     """Input that another rank refused."""
 
 
+def launched_store(wait: timedelta) -> tuple[Any, int, int]:
+    """The store of the launcher, the number of this rank and that of all ranks. Its keys belong to
+    this attempt: a store that outlives a restart still has those of processes that are gone."""
+    from torch.distributed.rendezvous import rendezvous  # not in every PyTorch
+
+    store, rank, count = next(rendezvous("env://", timeout=wait))
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return dist.distributed_c10d.PrefixStore(f"dpscaffold/{attempt}", store), rank, count
+
+
+def after_rank_0(seconds: float) -> bool:
+    """Whether rank 0 says why the command ends (:func:`said_by_rank_0`). Another rank waits for it
+    before it ends, at most so long: a launcher ends all ranks when one has ended."""
+    end, found = time.monotonic() + seconds, not dist.is_available()
+    with suppress(Exception):  # nobody has the store
+        store = _any_store(seconds)
+        found = True
+        while not store.check(["said"]):  # fails where rank 0 had the store, and has ended
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.05)
+    return found
+
+
+def said_by_rank_0(seconds: float) -> None:
+    """Rank 0: let other ranks know that it said why the command ends."""
+    with suppress(Exception):
+        _any_store(seconds).set("said", "1")
+
+
+def _any_store(seconds: float) -> Any:
+    if dist.is_available() and dist.is_initialized():
+        return dist.distributed_c10d._get_default_store()
+    return launched_store(timedelta(seconds=seconds))[0]
+
+
 class Ranks:
     """This process among those that share a run, with a process group of their own.
 
@@ -54,15 +91,31 @@ class Ranks:
     and uploads through NCCL where the device is a GPU.
     """
 
-    def __init__(self, device: torch.device, timeout: float = 600.0) -> None:
-        self.rank, self.count, self.device = dist.get_rank(), dist.get_world_size(), device
-        self.timeout = timeout
-        wait = timedelta(seconds=timeout)
-        self._small: Any = dist.new_group(backend="gloo", timeout=wait)
-        self._large = self._small
-        if device.type == "cuda":
-            self._large = dist.new_group(backend="nccl", timeout=wait)
+    def __init__(self, timeout: float = 600.0) -> None:
+        self.rank, self.count = dist.get_rank(), dist.get_world_size()
+        self.device, self.timeout = torch.device("cpu"), timeout
         self._notes = _Notes(self.rank, self.count)
+        self._small: Any = self._connected(timeout)
+        self._large = self._small
+
+    def _connected(self, timeout: float) -> Any:
+        """A group of all ranks. One that refuses at once may have left before this one met it."""
+        try:
+            return dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
+        except (RuntimeError, ValueError) as error:
+            told = self._notes.told()
+            if told is None:
+                raise
+            self._notes.read()
+            raise told from error
+
+    def compute_on(self, device: torch.device) -> None:
+        """Let every rank compute on a device of one kind."""
+        self.device = device
+        if device.type == "cuda":
+            wait = timedelta(seconds=self.timeout)
+            with self._watched():
+                self._large = dist.new_group(backend="nccl", timeout=wait)
 
     @property
     def leads(self) -> bool:
@@ -233,13 +286,20 @@ class _Notes:
         with suppress(Exception):
             self._store.set(self._key("read", self.rank), "1")
 
-    def _explained(self, error: BaseException, timeout: float) -> Exception:
+    def told(self) -> Exception | None:
+        """Why another rank stopped, if one says so."""
         found = self._left("failed")
-        if found:
-            rank, (host, code, said) = min((rank, json.loads(v)) for rank, v in found.items())
-            if code:
-                return OtherRank(code, f"rank {rank} on {host}: {said}")
-            return RankLost(f"rank {rank} on {host} stopped: {said}")
+        if not found:
+            return None
+        rank, (host, code, said) = min((rank, json.loads(v)) for rank, v in found.items())
+        if code:
+            return OtherRank(code, f"rank {rank} on {host}: {said}")
+        return RankLost(f"rank {rank} on {host} stopped: {said}")
+
+    def _explained(self, error: BaseException, timeout: float) -> Exception:
+        told = self.told()
+        if told is not None:
+            return told
         with suppress(Exception):
             self._store.set(self._key("alive", self.rank), "1")
         alive = self._left("alive", most=self.count - 1)

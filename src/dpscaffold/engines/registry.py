@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dpscaffold.engines.hardware import Hardware
 from dpscaffold.engines.loop import Loop
+from dpscaffold.engines.machine import Hardware
 from dpscaffold.engines.simulator import Simulator
 from dpscaffold.engines.state import Engine
 from dpscaffold.federation import Federation

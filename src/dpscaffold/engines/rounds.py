@@ -79,7 +79,8 @@ def stacked_rounds(
             if made is None:
                 return
             draws.append(made)
-        phase = first.algorithm.phase(number, first.warm_rounds)
+        warm, phase = first.warm_rounds, first.algorithm
+        phase = phase.phase(number, warm) if warm else phase
         asked = zip(settings, states, draws, engine.all_memories, strict=True)
         broadcasts = [announced(*one, phase) for one in asked]
         before, gathered = list(states), engine.gather_all(phase, broadcasts, draws)

@@ -26,7 +26,7 @@ from dpscaffold.engines.fast.stacking import (
     refuse_unlike,
 )
 from dpscaffold.engines.fast.worker import Worker
-from dpscaffold.engines.hardware import Hardware, placed
+from dpscaffold.engines.machine import Hardware, sent
 from dpscaffold.engines.memories import Memories
 from dpscaffold.engines.participation.drawing import Row
 from dpscaffold.engines.state import Draw, RoundUploads
@@ -209,7 +209,7 @@ class Simulator:
         """The slots of all rows; where they are is sent to the device once."""
         runs = [(self.all_memories[run], where, users) for run, where, users in by_run(rows)]
         places = [place for memories, _, users in runs for place in memories.places(users)]
-        there = placed(torch.tensor(places), self.device)
+        there = sent(torch.tensor(places), self.device)
         return joined([memories.recall_at(there[where]) for memories, where, _ in runs])
 
     def _rows(
@@ -219,7 +219,7 @@ class Simulator:
         that take part."""
         setting, sizes, batches = self.settings[run], self._sizes[run], self._batches[run]
         roster, streams = setting.roster, self._of_round(round, run)
-        sums = setting.sums
+        sums, step_size = setting.sums, setting.plan.step_size_in(round)
         taking_part = None if sums is None else members or len(users)
         by_noise = setting.plan.weighting == "noise"
         return [
@@ -230,9 +230,9 @@ class Simulator:
                 setting.plan,
                 setting.privacy_of(user, taking_part),
                 streams,
+                step_size,
                 run,
                 roster.sizes[user] if roster.declared else None,
-                round,
                 sums,
                 float(setting.weights[user]) if by_noise else None,
             )

@@ -51,7 +51,7 @@ class State:
     def moved(self, server: Server, setting: Setting) -> State:
         """The next round's state; x^round counts into the average where the plan says so."""
         moved = replace(self, round=self.round + 1, server=server)
-        if not setting.plan.averages(moved.round, setting.warm_rounds):
+        if moved.round < setting.averaged_from:
             return moved
         count = self.averaged + 1
         average = running_average(self.average, server.params, count)
@@ -63,7 +63,7 @@ class State:
 
         Where it began earlier it goes on, as rounds cannot be taken out of it.
         """
-        if self.averaged and not setting.plan.averages(self.round, setting.warm_rounds):
+        if self.averaged and self.round < setting.averaged_from:
             return replace(self, average=torch.zeros_like(self.average), averaged=0)
         return self
 
@@ -74,16 +74,18 @@ class State:
         return replace(self, server=server, average=self.average.to(device))
 
     def to_dict(self) -> dict[str, Any]:
-        """For a checkpoint."""
-        slots = dict(self.server.slots)
+        """For a checkpoint. An average of nothing is zero, and stored as one number."""
+        slots, average = dict(self.server.slots), self.average
+        if not self.averaged:
+            average = average.new_zeros(1).expand_as(average)
         numbers = {"round": self.round, "averaged": self.averaged}
-        return {**numbers, "params": self.params, "slots": slots, "average": self.average}
+        return {**numbers, "params": self.params, "slots": slots, "average": average}
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> State:
         """From a checkpoint."""
         server = Server(saved["params"], dict(saved["slots"]))
-        return cls(saved["round"], server, saved["average"], saved["averaged"])
+        return cls(saved["round"], server, saved["average"].contiguous(), saved["averaged"])
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -41,6 +42,10 @@ class Linear:
     parameters: int = field(init=False, repr=False, compare=False)
     #: Numbers held per record: scores, errors and their squares.
     width: int = field(init=False, repr=False, compare=False)
+    #: What comes of a user is the same next to any others, and in any thread.
+    apart: ClassVar[bool] = True
+    #: Sums are in float64 where a batch asks for it.
+    exact: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         self.loss.check_outputs(self.outputs)
@@ -56,16 +61,6 @@ class Linear:
     def convex(self) -> bool:
         """Whether the loss is."""
         return self.loss.convex
-
-    @property
-    def apart(self) -> bool:
-        """What comes of a user is the same next to any others, and in any thread."""
-        return True
-
-    @property
-    def exact(self) -> bool:
-        """Sums are in float64 where a batch asks for it."""
-        return True
 
     def prepare(self, features: Tensor) -> Tensor:
         """Add the column of ones."""

@@ -35,6 +35,9 @@ from dpscaffold.tasks.pooled import Holders, over_all, pooled_over, pooling
 #: Rows whose scores are held in float64 at a time.
 _BLOCK = 1 << 18
 
+#: Users whose metrics are computed at a time.
+_USERS = 1 << 16
+
 #: Scores of negative records that are compared at a time.
 _COMPARED = 1 << 20
 
@@ -280,6 +283,17 @@ def report(
     return {name: None if value != value else value for name, value in values.items()}
 
 
+def _by_user(metric: Metric, scores: Tensor, targets: Tensor, user: Tensor, users: int) -> Tensor:
+    """A metric of each user, (U,), some users at a time: their records follow each other."""
+    found = []
+    for first in range(0, max(1, users), _USERS):
+        end = min(first + _USERS, users)
+        bounds = torch.searchsorted(user, torch.tensor([first, end], device=user.device)).tolist()
+        rows = slice(*bounds)
+        found.append(metric.by_group(scores[rows], targets[rows], user[rows] - first, end - first))
+    return torch.cat(found)
+
+
 def report_of_all(
     metrics: Iterable[Metric],
     scores: Tensor,
@@ -292,7 +306,7 @@ def report_of_all(
     and every process calls it. Sums are reduced."""
     values: dict[str, float] = {}
     for metric in metrics:
-        own = metric.by_group(scores, targets, user, users)
+        own = _by_user(metric, scores, targets, user, users)
         defined = ~own.isnan()
         sums = torch.stack([own.nansum().double(), defined.sum().double()]).cpu()
         total, count = holders.added(sums).tolist()

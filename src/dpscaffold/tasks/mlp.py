@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -41,6 +42,10 @@ class Mlp:
     classes: int
     hidden: int = 200
     loss: Loss = SOFTMAX
+    #: What comes of a user is the same next to any others, and in any thread.
+    apart: ClassVar[bool] = True
+    #: Sums are in float64 where a batch asks for it.
+    exact: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         self.loss.check_outputs(self.classes)
@@ -74,16 +79,6 @@ class Mlp:
     def width(self) -> int:
         """Numbers held per record: activations, errors and their squares."""
         return 4 * self.hidden + 4 * self.classes
-
-    @property
-    def apart(self) -> bool:
-        """What comes of a user is the same next to any others, and in any thread."""
-        return True
-
-    @property
-    def exact(self) -> bool:
-        """Sums are in float64 where a batch asks for it."""
-        return True
 
     def prepare(self, features: Tensor) -> Tensor:
         """Add the column of ones."""

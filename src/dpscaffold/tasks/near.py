@@ -24,7 +24,8 @@ from dpscaffold.tasks.losses import LOSSES
 STRENGTHS = (math.inf, 100.0, 10.0, 1.0, 0.1, 0.01, 1e-3, 1e-4, 1e-5)
 #: The same for closed forms, where a strength costs almost nothing.
 FINE_STRENGTHS = (math.inf, *(10.0 ** (k / 2) for k in range(4, -11, -1)))
-#: Records up to which every record is held out once; above, a fifth is held out once.
+#: Records up to which every record is held out once; above, a fifth is held out once, unless there
+#: are so few features that all folds take no time (:data:`DOUBLE`).
 MANY, FOLDS = 1000, 5
 #: Steps of the solver, and the pairs of differences that it remembers.
 STEPS, PAIRS = 40, 8
@@ -221,7 +222,7 @@ class _Stack:
         pad = [torch.arange(longest).clamp_max(size - 1) for size in sizes]
         features = torch.stack([r.features[p] for r, p in zip(sites, pad, strict=True)])
         labels = torch.stack([r.labels[p] for r, p in zip(sites, pad, strict=True)])
-        folds = FOLDS if max(sizes) <= MANY else 1
+        folds = FOLDS if small or max(sizes) <= MANY else 1
         held = torch.zeros(len(sites), folds, longest, dtype=torch.bool)
         real = torch.zeros(len(sites), longest, dtype=torch.bool)
         for k, size in enumerate(sizes):

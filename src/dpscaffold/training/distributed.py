@@ -17,17 +17,17 @@ from datetime import timedelta
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.rendezvous import rendezvous
 
 import dpscaffold
 from dpscaffold.engines import Engine, Hardware
-from dpscaffold.engines.fast.ranked import RankedSimulator
+from dpscaffold.engines.fast.ranked import RankedSimulator, computed_share
 from dpscaffold.engines.launcher import VARIABLES, launched_ranks
 from dpscaffold.engines.machine import pick_device, pick_devices, stop_signals
-from dpscaffold.engines.ranks import Ranks
+from dpscaffold.engines.ranks import OtherRank, Ranks, launched_store
 from dpscaffold.errors import BadInput, RankLost
 from dpscaffold.federation import Federation
 from dpscaffold.federation.share import UserShare
@@ -48,26 +48,29 @@ TIMEOUT, TIMEOUT_VARIABLE = 600.0, "DPSCAFFOLD_RANK_TIMEOUT"
 def join(device: str = "cpu", distributed: bool | None = None) -> Ranks | None:
     """This process among the ranks of a run; None where it runs alone. The process group is joined
     here, unless the caller did so before. ``distributed`` None: where a launcher started several
-    processes."""
+    processes. Ranks of other versions and without the device are refused on all of them."""
     if distributed is None:
         distributed = launched_ranks() > 1
     if not distributed:
         return None
-    _require_backend(device)
-    timeout, own = _timeout(), _own_device(device)
+    _require_backend("gloo", device)
+    timeout = _timeout()
     with _meeting(timeout):
         if not dist.is_initialized():
             _join_group(timedelta(seconds=timeout))
-        return Ranks(own, timeout)
+        ranks = Ranks(timeout)
+    with _failing(ranks):
+        own = _own_device(device)
+        refuse_differing(ranks, versions() | {"kind of device": own.type})
+        ranks.compute_on(own)
+    return ranks
 
 
 def _join_group(wait: timedelta) -> None:
     """Join the process group of the launcher, under keys of this attempt: after a restart its store
     still has the addresses of processes that are gone."""
-    store, rank, count = next(rendezvous("env://", timeout=wait))
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    own = dist.distributed_c10d.PrefixStore(f"dpscaffold/{attempt}", store)
-    dist.init_process_group("gloo", store=own, rank=rank, world_size=count, timeout=wait)
+    store, rank, count = launched_store(wait)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=wait)
 
 
 @contextmanager
@@ -75,9 +78,9 @@ def _meeting(timeout: float) -> Iterator[None]:
     """Say in one sentence that the ranks did not find each other."""
     try:
         yield
+    except (OtherRank, RankLost):
+        raise  # they met, and one of them left again
     except (RuntimeError, ValueError) as error:
-        if isinstance(error, BadInput):
-            raise
         where = ":".join(os.environ.get(name, "?") for name in VARIABLES[2:])
         said = (str(error).splitlines() or [type(error).__name__])[0]
         raise BadInput(
@@ -98,17 +101,14 @@ def own_hardware(device: str, ranks: Ranks | None, chunk: int | None = None) -> 
     return Hardware(pick_devices(device) if ranks is None else (ranks.device,), chunk)
 
 
-def _require_backend(device: str) -> None:
-    names = {"gloo"} | ({"nccl"} if device.startswith(("cuda", "auto")) else set())
-    if device == "auto" and not torch.cuda.is_available():
-        names.discard("nccl")
-    for name in sorted(names):
-        if not dist.is_available() or not getattr(dist, f"is_{name}_available")():
-            raise BadInput(
-                "backend-missing",
-                f"several processes need the backend {name} for device {device!r}, and this "
-                f"PyTorch was built without it; install one with it, or use one process",
-            )
+def _require_backend(name: str, device: str) -> None:
+    """Refuse a PyTorch that was built without a way to exchange tensors."""
+    if not dist.is_available() or not getattr(dist, f"is_{name}_available")():
+        raise BadInput(
+            "backend-missing",
+            f"several processes need the backend {name} for device {device!r}, and this PyTorch "
+            f"was built without it; install one with it, or use one process",
+        )
 
 
 def _timeout() -> float:
@@ -133,25 +133,36 @@ def _own_device(device: str) -> torch.device:
             f"device is {device!r}, and each rank computes on one device; name one, and start a "
             f"rank for each",
         )
+    if device.startswith("cuda"):
+        _require_backend("nccl", device)
     found = pick_device(device)
     if found.type == "cuda" and found.index is None:
         found = pick_device(f"cuda:{os.environ.get('LOCAL_RANK', '0')}")
     if found.type == "cuda":
+        _require_backend("nccl", device)  # asked for as "auto"
         torch.cuda.set_device(found)
     return found
 
 
 @contextmanager
-def together(ranks: Ranks | None) -> Iterator[None]:
-    """What fails in this block on one rank ends it on all of them, with the same sentence."""
+def _failing(ranks: Ranks) -> Iterator[None]:
+    """Tell the other ranks what fails in this block."""
     try:
         yield
     except BaseException as error:
-        if ranks is not None:
-            ranks.fail(error)
+        ranks.fail(error)
         raise
-    if ranks is not None:
-        ranks.close()
+
+
+@contextmanager
+def together(ranks: Ranks | None) -> Iterator[None]:
+    """What fails in this block on one rank ends it on all of them, with the same sentence."""
+    if ranks is None:
+        yield
+        return
+    with _failing(ranks):
+        yield
+    ranks.close()
 
 
 def check_same(ranks: Ranks, setting: Setting, federation: Federation, more: object) -> None:
@@ -169,7 +180,7 @@ def check_same(ranks: Ranks, setting: Setting, federation: Federation, more: obj
         "configuration": hashlib.sha256(described.encode()).hexdigest(),
         "data": _known_again(federation),
     }
-    refuse_differing(ranks, versions() | facts)
+    refuse_differing(ranks, facts)
 
 
 def _known_again(federation: Federation) -> str:
@@ -190,7 +201,12 @@ def versions() -> dict[str, str]:
     return {
         "version of dpscaffold": dpscaffold.__version__,
         "version of PyTorch": torch.__version__.partition("+")[0],
+        "version of NumPy": np.__version__,
     }
+
+
+#: What ranks say of themselves in words that help; the rest are checksums.
+_SHOWN = {*versions(), "kind of device"}
 
 
 def refuse_differing(ranks: Ranks, facts: Mapping[str, str]) -> None:
@@ -199,7 +215,7 @@ def refuse_differing(ranks: Ranks, facts: Mapping[str, str]) -> None:
     for name, own in found[0].items():
         other = next((rank for rank, said in enumerate(found) if said.get(name) != own), None)
         if other is not None:
-            shown = f" ({own} and {found[other].get(name)})" if name.startswith("version") else ""
+            shown = f" ({own} and {found[other].get(name)})" if name in _SHOWN else ""
             raise BadInput(
                 "ranks-differ",
                 f"rank {other} does not have the {name} of rank 0{shown}; give every rank the same",
@@ -299,7 +315,8 @@ class RankedRun(RunInProgress):
         return self._own_engine()
 
     def _own_engine(self) -> RankedSimulator:
-        given = (self.setting, self.share, self.hardware, self.randomness, self.ranks)
+        share = computed_share(self.federation, self.share, self.device)
+        given = (self.setting, share, self.hardware, self.randomness, self.ranks)
         return RankedSimulator(*given)
 
     def go(self, optimum: Optimum | None) -> Result:

@@ -23,7 +23,6 @@ from dpscaffold.engines.machine import BackgroundWorker, DeferredWork
 from dpscaffold.engines.memories import slot_metrics
 from dpscaffold.engines.rounds import FinishedRound, rounds
 from dpscaffold.errors import Diverged
-from dpscaffold.randomness.seeds import Seed
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.runs.account import PrivacyAccount
 from dpscaffold.runs.checkpoint import Checkpoint
@@ -31,6 +30,7 @@ from dpscaffold.runs.folder import RunFolder
 from dpscaffold.runs.history import HistoryRow, MetricValues
 from dpscaffold.runs.written import plain
 from dpscaffold.setting import Setting
+from dpscaffold.setting.seeds import Seed
 from dpscaffold.training.events import Checkpointed, Evaluated, Listener, RoundDone, silence
 from dpscaffold.training.stopping import Stopping
 
@@ -69,12 +69,21 @@ class RunDriver:
     #: Stops the run early.
     stopping: Stopping | None = None
 
-    def __init__(self, setting: Setting, folder: RunFolder | None, tell: Listener = silence):
+    def __init__(
+        self,
+        setting: Setting,
+        folder: RunFolder | None,
+        tell: Listener = silence,
+        before: int = 0,
+    ) -> None:
+        """``before`` is the number of rounds that a run took which this one continues."""
         self.setting, self.folder, self.tell = setting, folder, tell
-        self.accounts = PrivacyAccount(setting)
+        self.accounts = PrivacyAccount(setting, before)
         self.history: list[HistoryRow] = []
         self.saved: Checkpoint | None = None
         self.seconds = 0.0
+        #: ε after the last round, as :meth:`PrivacyAccount.live` gives it.
+        self.spent: MetricValues = {}
         #: The round that was stored last.
         self.stored_round = 0
 
@@ -190,8 +199,8 @@ class RunDriver:
         """The round's row before it is evaluated, with ε after the round; that of all rounds where
         an output decides when the run ends."""
         rounds = done.number if self.stopping is None else self.setting.plan.rounds
-        live = self.accounts.live(rounds)
-        return HistoryRow(done.number, {**measured, **done.gathered.metrics, **live})
+        self.spent = self.accounts.live(rounds)
+        return HistoryRow(done.number, {**measured, **done.gathered.metrics, **self.spent})
 
     def _is_due(self, round: int, every: int) -> bool:
         return round % every == 0 or round == self.setting.plan.rounds

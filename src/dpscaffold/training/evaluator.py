@@ -171,12 +171,9 @@ class Evaluator:
             "gradient_log_dissimilarity": _log(gradients_square) - _log(mean_gradient_square),
         }
 
-    def accuracy(self, params: Tensor) -> float:
-        """Test accuracy averaged over users, whatever their sizes."""
-        return self.accuracies(params[None])[0]
-
     def accuracies(self, models: Tensor) -> list[float]:
-        """The accuracy of each of the models, (S, P): as many at a time as fit."""
+        """Test accuracy, averaged over users whatever their sizes, of each of the models (S, P): as
+        many at a time as fit."""
         totals = torch.zeros(len(models), dtype=torch.float64)
         for x, y, user, sizes in self._of("test"):
             step = max(1, _HELD // (len(y) * max(1, self.task.outputs)))
@@ -239,7 +236,7 @@ class Evaluator:
             fitting = int(np.searchsorted(offsets, offsets[start] + _BLOCK, side="right")) - 1
             end = max(start + 1, fitting)
             rows = slice(int(offsets[start]), int(offsets[end]))
-            sizes = records.sizes[start:end].to(self.device)
+            sizes = records.offsets[start : end + 1].diff().to(self.device)
             user = torch.repeat_interleave(torch.arange(end - start, device=self.device), sizes)
             x, _ = prepared(self.task, records.features[rows], self.device)
             yield x, records.labels[rows].to(self.device), user, sizes.double()

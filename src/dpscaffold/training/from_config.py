@@ -20,22 +20,25 @@ from dpscaffold.engines.ranks import Ranks
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
 from dpscaffold.models.personal import JOINING
-from dpscaffold.randomness.seeds import public_seed
 from dpscaffold.runs.folder import RunFolder
 from dpscaffold.runs.written import plain
 from dpscaffold.setting import Setting
+from dpscaffold.setting.seeds import public_seed
 from dpscaffold.training import Result
 from dpscaffold.training import run as run_setting
-from dpscaffold.training.distributed import own_hardware
+from dpscaffold.training.distributed import leads, own_hardware
 from dpscaffold.training.events import Listener, ListenerList, silence
 from dpscaffold.training.front import require_folder
 from dpscaffold.training.noised import refuse_noised, with_noised
 from dpscaffold.training.progress import Progress
 from dpscaffold.training.stopping import Stopping
-from dpscaffold.training.sweep import agree, each
+from dpscaffold.training.sweep import agree, each, shared_by
 
 #: Told what was read and what will be run, one sentence at a time.
 Say = Callable[[str], None]
+
+#: Models of single users take long enough to be announced from this many numbers on.
+LONG = 1_000_000
 
 
 def run(
@@ -161,11 +164,13 @@ def _notifier(say: Say | None, warn: Say | None) -> Say | None:
 
 
 def _setting_of(settings: Configuration, federation: Federation) -> Setting:
-    """The setting of a configuration; the planner chooses the step size if asked to."""
+    """The setting of a configuration; the planner chooses the step size if asked to. Ranks share
+    its work."""
     if settings.plan.learning_rate != "plan":
         return settings.setting(federation.roster)
     from dpscaffold.planning.asked import planned_setting  # it trains, and most runs need none
 
+    agree("configuration", f"{settings.model_dump_json(exclude={'data'})} {federation.roster}")
     return planned_setting(settings, federation)
 
 
@@ -201,8 +206,8 @@ def run_settings(
         federation = load_federation(settings.data, _notifier(say, warn))
     if privacy is not None and privacy.release:
         settings = for_release(settings, federation)
-    setting = _setting_of(settings, federation)
-    _refuse_shared(setting, ranks)
+    with shared_by(ranks):
+        setting = _setting_of(settings, federation)
     if settings.personal is not None and settings.personal.noised:
         refuse_noised(setting, None if privacy is None else privacy.budget_file)
     resolved, home = settings.resolved(setting), settings.home
@@ -232,26 +237,19 @@ def run_settings(
             data_key=data_key,
             ranks=ranks,
         )
-    return _with_joining(result, settings)
+    return _with_joining(result, settings, say or warn) if leads(ranks) else result
 
 
-def _refuse_shared(setting: Setting, ranks: Ranks | None) -> None:
-    """Refuse models of users in a run of several processes: each holds those of some users."""
-    if ranks is not None and setting.algorithm.begin_at is not None:
-        raise BadInput(
-            "not-applicable",
-            "personal.kind is 'mean-regularised', and several processes share the run, each with "
-            "the models of some users; train it in one process",
-        )
-
-
-def _with_joining(result: Result, settings: Configuration) -> Result:
+def _with_joining(result: Result, settings: Configuration, say: Say | None) -> Result:
     """The result with the three numbers of every user, where ``[personal]`` asks for them; they are
     kept in the run folder."""
     if settings.personal is None or result.ended == "interrupted":
         return result
     if settings.personal.noised:
         result = with_noised(result, settings.personal)
+    federation = result.federation
+    if say is not None and federation.train.features.numel() > LONG:
+        say(f"fitting a local and a personal model for each of {federation.users} users")
     joining = result.compare_sites("auto" if result.own is not None else settings.personal.strength)
     if result.folder is not None:
         RunFolder(result.folder).write_text(

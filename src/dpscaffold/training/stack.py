@@ -59,8 +59,8 @@ class Schedule:
         regular = set(range(self.every, last + 1, self.every)) if self.every else set()
         span = max(1, round(0.1 * last))
         count = min(span, self.late)
-        gaps = max(1, count - 1)
-        late = {last - math.floor(k * (span - 1) / gaps + 0.5) for k in range(count)}
+        steps = max(1, count - 1)
+        late = {last - math.floor(k * (span - 1) / steps + 0.5) for k in range(count)}
         return tuple(sorted(regular | late | {last}))
 
 

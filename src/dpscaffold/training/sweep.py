@@ -17,11 +17,10 @@ from typing import Generic, TypeVar
 
 import torch
 
-from dpscaffold.engines.launcher import launched_ranks
 from dpscaffold.engines.machine import pick_device
 from dpscaffold.engines.ranks import Ranks
 from dpscaffold.errors import BadInput, RankLost
-from dpscaffold.training.distributed import join, leads, refuse_differing, together, versions
+from dpscaffold.training.distributed import join, leads, refuse_differing, together
 from dpscaffold.training.events import StopRequested
 
 Answer = TypeVar("Answer")
@@ -34,25 +33,29 @@ _sharing: ContextVar[Ranks | None] = ContextVar("sharing", default=None)
 
 @dataclass(frozen=True)
 class Sweep:
-    """This process in a command of many runs: whether it writes and prints, and its device."""
+    """This process in a command of many runs: its ranks, and the device that was asked for."""
 
-    leads: bool
-    device: torch.device
+    name: str
     ranks: Ranks | None = None
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process writes and prints."""
+        return leads(self.ranks)
+
+    @property
+    def device(self) -> torch.device:
+        """What this process computes on."""
+        return pick_device(self.name) if self.ranks is None else self.ranks.device
 
 
 @contextmanager
-def sweeping(device: str, configuration: str) -> Iterator[Sweep]:
-    """Share the runs of :func:`each` with the other ranks of a launcher, which must have the same
-    ``configuration``. Without a launcher this process computes all."""
-    if launched_ranks() == 1:
-        yield Sweep(True, pick_device(device))
-        return
+def sweeping(device: str) -> Iterator[Sweep]:
+    """Share the runs of :func:`each` with the other ranks of a launcher, and what is refused in
+    this block. Without a launcher this process computes all."""
     ranks = join(device)
-    assert ranks is not None
     with together(ranks), shared_by(ranks):
-        agree("configuration", configuration)
-        yield Sweep(leads(ranks), ranks.device, ranks)
+        yield Sweep(device, ranks)
 
 
 @contextmanager
@@ -70,7 +73,7 @@ def agree(name: str, value: str) -> None:
     ranks = _sharing.get()
     if ranks is not None:
         digest = hashlib.sha256(value.encode()).hexdigest()
-        refuse_differing(ranks, versions() | {name: digest})
+        refuse_differing(ranks, {name: digest})
 
 
 def of_rank_0(value: Answer) -> Answer:

@@ -26,7 +26,7 @@ from dpscaffold.engines.fast.draws import (
 from dpscaffold.engines.fast.fused import fused_steps
 from dpscaffold.engines.fast.graphs import Graphs, Tensors
 from dpscaffold.engines.machine import sent
-from dpscaffold.engines.participation.drawing import Row, distinct, step_sizes
+from dpscaffold.engines.participation.drawing import Row, distinct
 from dpscaffold.engines.participation.records import LocalRecords
 from dpscaffold.engines.participation.steps import Scales, local_steps
 from dpscaffold.privacy.mechanism import Sampling, Unit
@@ -157,13 +157,13 @@ def integers(
 def scale_numbers(rows: Sequence[Row]) -> Tensor:
     """η_l, λ, b_i, the weight, C, σ_g and K_i of every row, (U, 7); 0 where there is none."""
     numbers = []
-    for row, size in zip(rows, step_sizes(rows), strict=True):
+    for row in rows:
         mechanism = row.privacy
         clip = 0.0 if mechanism is None or isinstance(mechanism.clip, str) else mechanism.clip
         noise = 0.0 if mechanism is None else mechanism.noise
         numbers.append(
             [
-                size,
+                row.step_size,
                 row.plan.regularisation,
                 float(row.batch),
                 row.weight,

@@ -38,7 +38,7 @@ from dpscaffold.engines.fast.draws import addresses, sizes_of
 from dpscaffold.engines.fast.graphs import Capture, Tensors, cuda_graph
 from dpscaffold.engines.fast.stacking import refuse_unlike
 from dpscaffold.engines.fast.worker import Worker
-from dpscaffold.engines.hardware import placed
+from dpscaffold.engines.machine import sent
 from dpscaffold.engines.participation.drawing import Row
 from dpscaffold.engines.state import running_average
 from dpscaffold.federation import Federation
@@ -150,7 +150,7 @@ class Lockstep:
             every = torch.arange(count)
             made["places"] = (torch.tensor(which)[:, None] * count + every).flatten()
         made |= self._drawing_constants(own) | self._known_constants()
-        return {name: placed(value, self.device) for name, value in made.items()}
+        return {name: sent(value, self.device) for name, value in made.items()}
 
     def _drawing_constants(self, own: Sequence[Randomness]) -> Tensors:
         """Who takes part, and where the draws of the participants of one seed begin."""
@@ -379,7 +379,7 @@ def _of_users(table: Tensor, users: Tensor) -> Tensor:
 def _row(setting: Setting, stream: Randomness) -> Row:
     """A participant of a run: all are alike."""
     size, batch = int(setting.sizes[0]), int(setting.batch_sizes[0])
-    given = (setting.plan, setting.privacy, stream)
+    given = (setting.plan, setting.privacy, stream, setting.plan.step_size_in(1))
     return Row(0, size, batch, *given, declared=setting.declared(0), sums=setting.sums)
 
 

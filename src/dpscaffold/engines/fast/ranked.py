@@ -25,6 +25,7 @@ from dpscaffold.engines.aggregate import (
     new_aggregate,
     weighted_sum,
 )
+from dpscaffold.engines.fast.loans import Loans
 from dpscaffold.engines.fast.ordered import (
     Chunks,
     OrderedSums,
@@ -33,7 +34,7 @@ from dpscaffold.engines.fast.ordered import (
     passed_columns,
 )
 from dpscaffold.engines.fast.worker import CPU_RESIDENT_BYTES, Worker
-from dpscaffold.engines.hardware import Hardware
+from dpscaffold.engines.machine import Hardware
 from dpscaffold.engines.memories import Memories
 from dpscaffold.engines.participation.drawing import Indices, Row, indices
 from dpscaffold.engines.participation.records import LocalRecords
@@ -41,6 +42,7 @@ from dpscaffold.engines.ranks import Handlers, Ranks, SharedMemories
 from dpscaffold.engines.simulator import Simulator
 from dpscaffold.engines.state import Draw, RoundUploads
 from dpscaffold.engines.store import Store
+from dpscaffold.federation import Federation
 from dpscaffold.federation.share import UserShare, user_ranges
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.setting import Setting
@@ -55,6 +57,10 @@ _TRIES = 3
 #: Scores of a row's batch below which a trial would say little; there places always count.
 _FEW = 1 << 12
 
+#: Records of at most this many bytes are held by every rank, on CPUs that have read them anyway, so
+#: that ranks can compute for users of each other.
+HELD_BY_ALL = 1 << 28
+
 #: The name, the type and the shape of a tensor that is sent.
 Described = list[tuple[str, str, list[int]]]
 
@@ -66,11 +72,11 @@ class _Part:
     The last bits of a product may depend on where its operands begin in a line of memory, those of
     an exponential on whether its line is full, and those of a module on whether its stack has more
     than one row. :meth:`is_anywhere` finds out. Where they do, rows get places of the stack that
-    begin as in one process, in lines that are as full, and copies of a row fill the gaps.
+    begin as in one process, in lines that are as full, and copies of a row fill the rest.
     """
 
     worker: Worker
-    memories: Memories
+    memories: Loans
     phase: Algorithm
     broadcast: Broadcast
     rows: Sequence[Row]
@@ -124,6 +130,15 @@ class _Part:
         return True
 
 
+def computed_share(federation: Federation, own: UserShare, device: torch.device) -> UserShare:
+    """The users that a rank may have to compute: its own, or all where everybody has their
+    records."""
+    size = 4 * federation.train.features.numel()
+    if device.type != "cpu" or federation.mapped or size > HELD_BY_ALL:
+        return own
+    return UserShare.of(federation, range(federation.users))
+
+
 def _tensors(upload: Upload, kept: Slots) -> list[Tensor]:
     return [upload.params, *upload.totals.values(), *kept.values()]
 
@@ -134,7 +149,11 @@ def _chosen(slots: Slots, rows: Tensor) -> dict[str, Tensor]:
 
 class RankedSimulator(Simulator):
     """The simulator of one rank. Rank 0 gathers rounds; the others answer its requests
-    (:meth:`handlers`)."""
+    (:meth:`handlers`).
+
+    A rank computes its own users. Where its ``share`` has all users, the participants of a round
+    are divided evenly instead, and ranks lend each other the slots of those who change places.
+    """
 
     def __init__(
         self,
@@ -175,6 +194,11 @@ class RankedSimulator(Simulator):
     def chunk(self) -> int:
         """How many uploads are added together; the same in one process."""
         return self._at_once
+
+    @property
+    def _reduces(self) -> bool:
+        """Whether uploads are added in the order of the network: GPUs have no fixed order."""
+        return self.device.type != "cpu"
 
     def handlers(self) -> Handlers:
         """What the other ranks do for rank 0."""
@@ -238,24 +262,39 @@ class RankedSimulator(Simulator):
     ) -> None:
         """Compute this rank's participations; rank 0 adds those of all ranks to ``total``."""
         ends = [bounds.stop for bounds in user_ranges(self.share.all_users, self.ranks.count)]
-        chunks = Chunks(len(users), self.chunk, np.searchsorted(users, ends).tolist())
+        owned = Chunks(len(users), self.chunk, np.searchsorted(users, ends).tolist())
+        chunks = owned
+        if len(self.share.users) == self.share.all_users:
+            even = user_ranges(len(users), self.ranks.count)
+            chunks = Chunks(len(users), self.chunk, [bounds.stop for bounds in even])
+        loans = Loans(self.ranks, self.own_memories, self._fresh(), users, owned, chunks)
         try:
-            uploads = self._uploads(phase, broadcast, users, chunks)
+            loans.lend()
+            uploads = self._uploads(phase, broadcast, users, chunks, loans)
             if self.settings[0].sums is not None:
                 self._add_integers(uploads, users, total)
             elif self.settings[0].plan.aggregation != "mean":  # no sum of uploads will do
                 self._add_rows(phase, uploads, users, chunks, total)
-            elif self.device.type != "cpu":
+            elif self._reduces:
                 self._add_reduced(phase, uploads, users, weights, total)
             elif self._keeps_order:
                 self._add_in_order(phase, uploads, users, weights, chunks, total)
             else:
                 self._add_rows(phase, uploads, users, chunks, total)
+            loans.give_back()
         finally:
             self._forget(broadcast.round)
 
+    def _fresh(self) -> Memories:
+        return self.fresh_memories(self.settings[0])
+
     def _uploads(
-        self, phase: Algorithm, broadcast: Broadcast, users: np.ndarray, chunks: Chunks
+        self,
+        phase: Algorithm,
+        broadcast: Broadcast,
+        users: np.ndarray,
+        chunks: Chunks,
+        memories: Loans,
     ) -> Iterator[tuple[range, Upload]]:
         """The uploads of this rank's users, piece by piece."""
         pieces = chunks.pieces(self.ranks.rank)
@@ -267,8 +306,8 @@ class RankedSimulator(Simulator):
             records, drawn = made
             places = np.arange(piece.start, piece.stop) % chunks.size
             given = (phase, broadcast, rows, records, drawn, places, chunks.length(piece.start))
-            upload, kept = self._own(_Part(self.workers[0], self.own_memories, *given))
-            self.own_memories.keep(mine, kept)
+            upload, kept = self._own(_Part(self.workers[0], memories, *given))
+            memories.keep(mine, kept)
             yield piece, upload
 
     def _prepared(self, round: int, rows: Sequence[Row]) -> tuple[LocalRecords, Indices | None]:

@@ -72,9 +72,8 @@ def scripted_steps(
     index, count = drawn
     streams, spread = None, torch.zeros_like(scales.divisor)
     if scales.noise is not None and isinstance(scales.clip, Tensor):
-        wanted = [(row.randomness, row.user) for row in firsts]
+        wanted, spread = [(row.randomness, row.user) for row in firsts], scales.spread(scales.clip)
         streams = NoiseStreams.of(at.broadcast.round, wanted, task.parameters)
-        spread = scales.spread(scales.clip)
     full = bool((count == index.shape[2]).all())
     y, total = at.broadcast.params, torch.zeros_like(at.broadcast.params)
     if phase.begin_at is not None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dpscaffold.algorithms import Broadcast, Slots, Upload
-from dpscaffold.engines.hardware import placed
+from dpscaffold.engines.machine import sent
 from dpscaffold.engines.participation.drawing import Row
 from dpscaffold.errors import BadInput
 from dpscaffold.setting import Setting
@@ -52,7 +52,7 @@ class StackedBroadcast:
 
     def to(self, rows: Sequence[Row], device: torch.device) -> Broadcast:
         """The broadcast as these rows get it, (U, ·)."""
-        runs = placed(torch.tensor([row.run for row in rows]), self.params.device)
+        runs = sent(torch.tensor([row.run for row in rows]), self.params.device)
         shared = {name: value[runs].to(device) for name, value in self.shared.items()}
         return Broadcast(self.round, self.params[runs].to(device), shared)
 

@@ -29,8 +29,8 @@ Indices = tuple[Tensor, Tensor]
 class Row:
     """One participant of one run: user i with its R_i records and b_i, under a plan and a
     mechanism. Rows of several runs may be stacked if they agree in all but numbers; ``run`` tells
-    them apart. ``declared`` is the size that represents R_i in the rate of Poisson batches, and
-    ``round`` decides on the step size. With ``sums`` the upload is integers of a secure sum.
+    them apart. ``step_size`` is η_l in this round, and ``declared`` the size that represents R_i in
+    the rate of Poisson batches. With ``sums`` the upload is integers of a secure sum.
     """
 
     user: int
@@ -39,9 +39,9 @@ class Row:
     plan: Plan
     privacy: Gaussian | None
     randomness: Randomness
+    step_size: float
     run: int = 0
     declared: int | None = None
-    round: int = 1
     sums: SumPlan | None = None
     #: The weight in means where it is by noise.
     noise_weight: float | None = None
@@ -69,13 +69,6 @@ class Row:
     def kind(self) -> Kind:
         """Rows of one kind draw the same."""
         return id(self.randomness), self.user, self.records, self.batch, self.declared
-
-
-def step_sizes(rows: Sequence[Row]) -> list[float]:
-    """η_l of each row in its round, computed once for each plan and round."""
-    plans = {(id(row.plan), row.round): row.plan for row in rows}
-    found = {key: plan.step_size_in(key[1]) for key, plan in plans.items()}
-    return [found[id(row.plan), row.round] for row in rows]
 
 
 def distinct(rows: Sequence[Row]) -> tuple[list[Row], list[int] | None]:

@@ -22,7 +22,6 @@ from dpscaffold.engines.participation.drawing import (
     Row,
     distinct,
     indices,
-    step_sizes,
 )
 from dpscaffold.engines.participation.records import LocalRecords
 from dpscaffold.engines.participation.steps import Scales, local_steps, noised_mean
@@ -117,7 +116,7 @@ def scales_of(rows: Sequence[Row], device: torch.device) -> Scales:
     first, column = rows[0], partial(_column, device)
     mechanisms = [row.privacy for row in rows if row.privacy is not None]
     return Scales(
-        step_size=column(step_sizes(rows)),
+        step_size=column([row.step_size for row in rows]),
         regularisation=column([row.plan.regularisation for row in rows]),
         divisor=column([float(row.batch) for row in rows]),
         steps=first.plan.local_steps,

@@ -1,0 +1,216 @@
+"""Commands on several processes: what each prints, leaves behind and exits with."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from contextlib import nullcontext, redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from ranks import environment, free_port, on_ranks, values
+
+import dpscaffold
+from dpscaffold import cli
+from dpscaffold.models.noised import released
+from dpscaffold.models.personal import JOINING, stored_models
+from dpscaffold.paper import runner
+from dpscaffold.training.noised import STATEMENT
+
+SMALL = "[data]\nusers = 4\nrecords = 20\n[plan]\nrounds = 2\nlocal_steps = 2\nuser_ratio = 1.0\n"
+PRIVATE = "[privacy]\nnoise = 5.0\n"
+FINE_TUNED = SMALL + PRIVATE + '[personal]\nkind = "fine-tune"\nnoised = true\nepsilon = 1.0\n'
+REGULARISED = SMALL + PRIVATE + '[personal]\nkind = "mean-regularised"\nstrength = 0.5\n'
+PLAN = "plan --users 4 --records 20 --features 3 --classes 2 --epsilon 8 --rounds 2 --local-steps 1"
+FILES = {
+    "run.toml": SMALL,
+    "tune.toml": SMALL + "[tune.grid]\n'plan.learning_rate' = [0.1, 0.5]\n",
+    "fine.toml": FINE_TUNED,
+    "regularised.toml": REGULARISED,
+}
+
+#: The command, what rank 1 adds to it, and what the sentence names.
+REFUSED = {
+    "world size": ("train run.toml --set data.users=1", "", "2 ranks were started for 1 users"),
+    "configuration": ("train run.toml", "--set plan.rounds=3", "configuration of rank 0"),
+    "data": ("train run.toml", "--set data.seed=1", "data of rank 0"),
+    "version": ("train run.toml", "", "dpscaffold of rank 0 (1.0 and 1.1)"),
+    "version, seeds": ("train run.toml --seeds 2", "", "dpscaffold of rank 0 (1.0 and 1.1)"),
+    "version, plan": (PLAN, "", "dpscaffold of rank 0 (1.0 and 1.1)"),
+    "backend": ("train run.toml --device cuda", "", "backend nccl for device 'cuda'"),
+    "backend, tune": ("tune tune.toml --device cuda", "", "backend nccl for device 'cuda'"),
+    "backend, one rank": ("train run.toml", "--device cuda", "rank 1 on"),
+    "seeds": ("train run.toml --seeds 2", "--set data.seed=1", "configuration of rank 0"),
+    "plan": (PLAN, "--participants 2", "configuration of rank 0"),
+    "plan, one rank": (PLAN, "--config none.toml", "rank 1 on"),
+    "tune": ("tune tune.toml", "--set tune.folds=3", "configuration of rank 0"),
+    "tune, one rank": ("tune tune.toml", "--set tune.folds=0", "rank 1 on"),
+    "private": ("tune tune.toml --set tune.private=true", "", "torchrun"),
+    "reproduce": ("reproduce figure1 --scale 0.01", "--seeds 2", "configuration of rank 0"),
+    "usage": ("train run.toml --rounds 2", "", "plan.rounds=2"),
+    "other command": ("audit runs/x", "", "start it without torchrun"),
+}
+
+
+def said(words: list[str]) -> tuple[Any, str, str]:
+    """The exit status of a command in this process, and what it prints."""
+    out, errors = io.StringIO(), io.StringIO()
+    code: Any = 0
+    typed = patch.object(sys, "argv", ["dpscaffold", *words])
+    with typed, redirect_stdout(out), redirect_stderr(errors):
+        try:
+            cli.main()
+        except SystemExit as left:
+            code = left.code
+    return code, out.getvalue(), errors.getvalue()
+
+
+def refused(rank: int, folder: Path) -> dict[str, tuple[Any, str, list[str]]]:
+    """What each mistake comes to on this rank, and what is in the folder then."""
+    os.chdir(folder)
+    found = {}
+    for name, (command, more, _) in REFUSED.items():
+        words = command.split() + (more.split() if rank == 1 else [])
+        version = patch.object(dpscaffold, "__version__", f"1.{rank}")
+        backend = patch("torch.distributed.is_nccl_available", return_value=False)
+        with version if "version" in name else nullcontext(), backend:
+            code, out, errors = said(words)
+        found[name] = code, out + errors, sorted(path.name for path in folder.iterdir())
+    return found
+
+
+def succeeds(rank: int, folder: Path) -> list[tuple[Any, str, str]]:
+    """What commands that work come to on this rank."""
+    os.chdir(folder)
+    return [said(words.split()) for words in WORKING]
+
+
+#: Commands that work, each with a folder that it writes.
+WORKING = [
+    "train fine.toml --out several/fine",
+    "train regularised.toml --out several/regularised",
+    f"{PLAN} --out several/plan",
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    made = tmp_path_factory.mktemp("torchrun")
+    for name, text in FILES.items():
+        (made / name).write_text(text)
+    return made
+
+
+@pytest.fixture(scope="module")
+def answers(folder, tmp_path_factory):
+    """What two ranks come to in one session: mistakes, then commands that work."""
+    place = tmp_path_factory.mktemp("answers")
+    found = on_ranks(2, place, (refused, folder), (succeeds, folder))
+    return [values(one) for one in found]
+
+
+@pytest.mark.parametrize("mistake", REFUSED)
+def test_a_mistake_is_one_sentence_of_rank_0_and_exit_2_everywhere(mistake, answers):
+    (code, printed, left), (other, silent, _) = (found[mistake] for found in answers[0])
+    assert (code, other, silent) == (2, 2, ""), printed
+    assert REFUSED[mistake][2] in printed
+    assert printed.startswith("error: ") and printed.count("\n") == 1
+    assert left == sorted(FILES)
+
+
+def test_rank_0_prints_and_exits_0_with_all(answers):
+    for (code, printed, _), (other, *silent) in zip(*answers[1], strict=True):
+        assert (code, other, silent) == (0, 0, ["", ""]) and printed
+
+
+def one_process(folder: Path, name: str, words: str) -> Path:
+    code, _, errors = said([*words.split(), "--out", str(folder / "one" / name)])
+    assert code == 0, errors
+    return folder / "one" / name
+
+
+def test_ranks_train_personal_models_as_one_process_does(answers, folder):
+    one = one_process(folder, "regularised", f"train {folder / 'regularised.toml'}")
+    several = folder / "several" / "regularised"
+    common = torch.zeros(410)
+    assert torch.equal(stored_models(one, 4, common), stored_models(several, 4, common))
+    assert json.loads((one / JOINING).read_text()) == json.loads((several / JOINING).read_text())
+
+
+def test_rank_0_alone_makes_noised_personal_models(answers, folder):
+    """Made by every rank, they would be several releases."""
+    places = (one_process(folder, "fine", f"train {folder / 'fine.toml'}"), folder / "several/fine")
+    assert [len(released(place)) for place in places] == [1, 1]
+    mine, theirs = (json.loads((place / STATEMENT).read_text()) for place in places)
+    assert mine == theirs
+
+
+def test_ranks_plan_as_one_process_does(answers, folder):
+    one = one_process(folder, "plan", PLAN)
+    for name in ("plan.toml", "plan.json"):
+        assert (one / name).read_text() == (folder / "several" / "plan" / name).read_text()
+
+
+@pytest.mark.parametrize(("rank", "words"), [(0, "train"), (1, PLAN)], ids=["train", "plan"])
+def test_ranks_that_do_not_meet_are_refused(rank, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, value in environment(rank, 2, free_port()).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("LOCAL_RANK", "0")  # each is the first of its machine
+    monkeypatch.setenv("DPSCAFFOLD_RANK_TIMEOUT", "1")
+    code, out, errors = said(words.split())
+    assert code == 2 and not out
+    assert errors.startswith(f"error: rank {rank} of 2 did not meet the others at 127.0.0.1:")
+    assert errors.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def fails_once(rank: int, folder: Path) -> tuple[Any, str, str]:
+    """An experiment of which rank 1 fails at the first of its runs."""
+    os.chdir(folder)
+    real, calls = runner.train_stack, []
+
+    def unlucky(*given: Any) -> Any:
+        calls.append(rank)
+        if rank == 1 and len(calls) == 1:
+            raise MemoryError("no room")
+        return real(*given)
+
+    with patch.object(runner, "train_stack", unlucky):
+        return said([*REPRODUCE, "--out", "several"])
+
+
+REPRODUCE = ["reproduce", "figure1", "--scale", "0.01", "--seeds", "1", "-q", "--row", "K = 50"]
+
+
+@pytest.mark.slow
+def test_ranks_reproduce_as_one_process_does(tmp_path):
+    (first, second), *_ = [values(one) for one in on_ranks(2, tmp_path, (fails_once, tmp_path))]
+    assert (first[0], second[0], second[1:]) == (0, 0, ("", ""))
+    assert re.search(r"stack 2 \(.*\) failed on rank 1 \(no room\); again on 0", first[2])
+    code, _, errors = said([*REPRODUCE, "--out", str(tmp_path / "one")])
+    assert code == 0, errors
+    one, several = (tmp_path / part / "figure1" / "results.csv" for part in ("one", "several"))
+    assert one.read_text() == several.read_text()
+
+
+@pytest.mark.slow
+def test_torchrun_shows_exit_2_of_every_rank(folder, tmp_path):
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    for words, sentence in (
+        ("train run.toml --set data.users=1", "2 ranks were started for 1 users"),
+        ("train run.toml --rounds 2", "plan.rounds=2"),
+        ("tune tune.toml --device cuda:77", "cuda:77"),
+    ):
+        command = [*launcher, "-m", "dpscaffold", *words.split(), "--out", str(tmp_path / "run")]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+        assert done.stderr.count("error: ") == 1 and sentence in done.stderr
+        assert re.findall(r"exitcode +: (\S+)", done.stderr) == ["2", "2"]
+        assert not (tmp_path / "run").exists()
