@@ -7,11 +7,11 @@
 
 One line for each size: the median of the rounds' seconds and the least; CPU seconds a round of the
 SuperLink, the server and all sites; bytes a participation by Flower's own count, from the end of
-the first round to the end of the last; resident memory of the SuperLink and of one site, at the
-end and at most. Below it, where a round's seconds go: what is neither Flower's nor a local step is
-this package's own share, on the server and at the slowest site of each round. ``--idle`` measures
-what sites that poll and have nothing to do cost the SuperLink, ``--recovery`` how long rounds stand
-still after a kill −9 of a site, the server or the SuperLink.
+the first round to the end of the last; resident memory of the SuperLink, the server and one site,
+at the end and at most. Below it, where a round's seconds go: what is neither Flower's nor a local
+step is this package's own share, on the server and at the slowest site of each round. ``--idle``
+measures what sites that poll and have nothing to do cost the SuperLink, ``--recovery`` how long
+rounds stand still after a kill −9 of a site, the server or the SuperLink.
 """
 
 from __future__ import annotations
@@ -126,13 +126,15 @@ def measure(sites: int, parameters: int, rounds: int, algorithm: str) -> tuple[s
         wait_for(local, lambda: "round 1:" in local.log("server"))
         others = ["link", *local.names]
         before = {name: cpu_seconds(local.processes[name]) for name in ["server", *others]}
-        served = before["server"]
+        served, held = before["server"], (0.0, 0.0)
         while f"round {rounds}:" not in local.log("server"):
             time.sleep(0.05)
             served = cpu_seconds(local.processes["server"])
+            held = resident(local.processes["server"])
         after = {name: cpu_seconds(local.processes[name]) for name in others}
         local.processes["server"].wait()
-        memory = [resident(local.processes[name]) for name in ("link", local.names[0])]
+        link, site = (resident(local.processes[name]) for name in ("link", local.names[0]))
+        memory = [link, held, site]
         server = read_timed(out)
         answers = [read_timed(local.folder / name) for name in local.names]
     seconds = [_total(line) for line in server[1:]]
@@ -290,7 +292,7 @@ def main() -> None:
         return
     print(
         "| algorithm | sites | parameters | s/round: median (min) | CPU s/round: SuperLink · "
-        "server · sites | bytes a participation | MB (most): SuperLink · a site |"
+        "server · sites | bytes a participation | MB (most): SuperLink · server · a site |"
     )
     print("|---|---|---|---|---|---|---|")
     spent = []

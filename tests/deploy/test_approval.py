@@ -132,6 +132,34 @@ def test_requests_that_wait_are_bounded(world, monkeypatch):
     assert len(requests(world).all()) == 2
 
 
+def test_old_requests_are_removed_and_no_refusal_is_forgotten(world, monkeypatch):
+    """A server offers one run after another and begins none. What is kept is bounded, apart from
+    what people refused; the log has every request."""
+    monkeypatch.setattr("dpscaffold.deployment.site.approval.MOST_KEPT", 3)
+    monkeypatch.setattr("dpscaffold.deployment.site.answer.MOST_UNUSED", 2)
+    change(world, approval="policy")
+    no = world.enrolled
+    offer_to(world.post, no)
+    say(world, "refused")
+    world.fresh_server()
+    yes = world.enrolled
+    world.enrol()
+    world.round()
+    for _ in range(9):
+        world.fresh_server()
+        offer_to(world.post, world.enrolled)
+    found = {one.run: one.decision for one in requests(world).all()}
+    assert found[no.run] == "refused" and found[yes.run] == "approved"
+    assert len(found) <= 2 + 2 + 3 and world.enrolled.run in found
+    folder = requests(world).state
+    assert len(list((folder / "requests").iterdir())) == 2 * len(found)
+    assert len(list((folder / "runs").iterdir())) <= 1 + 2
+    assert events(world).count("request") == 11
+    assert verified(folder, world.ledger("north").total, None).uploads == 1
+    with refuses("not-enrolled: north: not-approved"):
+        offer_to(world.post, no)
+
+
 def test_a_request_says_who_asks_what_is_learnt_what_it_costs_and_what_leaves(world):
     refused_offer(world, "awaiting-approval")
     (request,) = requests(world).all()

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 from deploy.test_sites import simulated
-from deploy.world import World
+from deploy.world import LOOSE, World
 from refusals import refuses
+from small import federation
 from typer.testing import CliRunner
 
 from dpscaffold import train
@@ -222,6 +223,52 @@ def test_a_removed_site_is_passed_over_when_the_run_is_resumed(tmp_path, user_ra
     assert torch.equal(ended["removed"].state.params, ended["away"].state.params)
     assert ended["removed"].participations == ended["away"].participations
     assert ended["removed"].setting.users == 3
+
+
+def test_a_site_that_was_admitted_late_takes_part_in_the_next_run(tmp_path):
+    """The run in progress goes on without it, or is stopped for a new one with everybody; the
+    ledgers of the others hold both, and each run states what it cost by itself."""
+    data = federation((9, 12, 7, 8))
+    world = World(tmp_path / "sites", "scaffold", privacy=SECRET, data=data, rounds=4)
+    world.policies = {n: p.model_copy(update={"max_runs": 2}) for n, p in world.policies.items()}
+    late, first, second = world.names[-1], tmp_path / "first", tmp_path / "second"
+    early = world.names[:-1]
+    with pytest.raises(Killed):
+        deployment(world, first, observer=killer(2)).run(early, False)
+    made, said = deployment(world, first), []
+    made.say, made.observer = said.append, killer(3)
+    with pytest.raises(Killed):
+        made.run(world.names, True)
+    assert any(f"{late} was admitted" in one and "--continue" in one for one in said)
+    assert not world.ledger(late).runs and RunFolder(first).load_checkpoint().state.round == 3
+    before = {name: world.ledger(name).total for name in early}
+    served = deployment(world, second).run(world.names, False)
+    assert served.ended == "completed" and served.setting.users == 4
+    assert world.ledger(late).total == served.participations[3]
+    for name, count in zip(early, served.participations, strict=False):
+        ledger = world.ledger(name)
+        assert ledger.total == before[name] + count and len(ledger.granted) == 2
+        spent = sum(run.grant.epsilon for run in ledger.runs.values())
+        assert ledger.left(world.policies[name]).epsilon == pytest.approx(LOOSE["epsilon"] - spent)
+    with refuses("not-enrolled: policy-runs"):  # both grants are spent for good
+        deployment(world, tmp_path / "third").run(world.names, False)
+
+
+@pytest.mark.parametrize("averaging", ["none", "uniform"])
+def test_a_checkpoint_holds_no_more_than_it_needs(tmp_path, averaging):
+    """x, c and each site's c_i, and an average where there is one; no room of a growing table."""
+    privacy, plan = SECRET, {"rounds": 2, "user_ratio": 1.0, "averaging": averaging}
+    world = World(tmp_path / "sites", "scaffold", privacy=privacy, **plan)
+    deployment(world, tmp_path / "run").run(world.names, False)
+    path, size = tmp_path / "run" / "checkpoint.pt", world.setting.task.parameters
+    saved = torch.load(path, weights_only=True)
+    state, mirror = saved["state"], saved["sites"]["mirror"]["slots"]["control"]
+    assert mirror.shape == (3, size) and mirror.untyped_storage().nbytes() == 3 * 4 * size
+    stored = state["average"].untyped_storage().nbytes()
+    assert stored == (4 if averaging == "none" else 4 * size)
+    again = RunFolder(tmp_path / "run").load_checkpoint().state
+    assert again.average.shape == (size,) and again.average.is_contiguous()
+    assert bool(again.average.any()) is (averaging != "none")
 
 
 def test_a_run_that_has_not_begun_needs_its_whole_roster(tmp_path):

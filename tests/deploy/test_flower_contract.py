@@ -8,6 +8,7 @@ import inspect
 import os
 import subprocess
 import sys
+from concurrent.futures import Future
 
 import numpy as np
 import pytest
@@ -28,6 +29,14 @@ from dpscaffold.deployment.transports import flower
 
 flower.require()
 
+from flwr.app import Array, Message  # noqa: E402
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects  # noqa: E402
+from flwr.supercore.inflatable.inflatable_utils import (  # noqa: E402
+    ObjectPullError,
+    inflate_object_from_contents,
+)
+from flwr.supercore.task_identity import TaskIdentity  # noqa: E402
+
 from dpscaffold.deployment.transports.flower import gate, link, node, run, wire  # noqa: E402
 
 KEY = new_key()
@@ -45,7 +54,7 @@ def test_flower_is_quiet():
     from flwr.supercore import telemetry
 
     assert telemetry.FLWR_TELEMETRY_ENABLED == "0"
-    assert constant.FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE == 64 << 20
+    assert constant.FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE == 8 << 20
 
 
 def test_importing_dpscaffold_imports_no_flwr():
@@ -58,7 +67,7 @@ def test_importing_dpscaffold_imports_no_flwr():
 
 
 @pytest.mark.parametrize("size", [3, 200_000])
-def test_a_letter_crosses_as_records(size):
+def test_a_message_crosses_as_records(size):
     vectors = {name: np.random.default_rng(1).standard_normal(size) for name in ("params", "b.c")}
     vectors["b.number"] = np.array([0.5])
     signed = sign({"kind": "task", "round": 3}, vectors, KEY)
@@ -72,7 +81,7 @@ def test_the_vectors_of_a_round_are_one_object_for_all_sites():
     vectors = {"params": np.ones(5, "<f4"), "shared.control": np.ones(5, "<f4")}
     contents = [wire.to_records(sign({"site": name}, vectors, KEY)) for name in ("north", "east")]
     assert contents[0]["shared"].object_id == contents[1]["shared"].object_id
-    assert contents[0]["letter"].object_id != contents[1]["letter"].object_id
+    assert contents[0]["message"].object_id != contents[1]["message"].object_id
     own = wire.to_records(sign({}, vectors | {"restore.control": np.ones(5, "<f4")}, KEY))
     assert own["shared"].object_id == contents[0]["shared"].object_id
 
@@ -119,29 +128,29 @@ def test_a_participation_is_its_vectors_and_little_else(
     assert 4 * size * vectors < whole <= 4 * size * vectors + most
 
 
-def test_whatever_else_arrives_is_an_empty_letter():
+def test_whatever_else_arrives_is_an_empty_message():
     from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
     strange = [
         RecordDict(),
-        RecordDict({"letter": ConfigRecord({"header": "text", "signature": b""})}),
-        RecordDict({"letter": ConfigRecord({"header": b"{}", "signature": "text"})}),
-        RecordDict({"letter": ConfigRecord({"header": b"{}"})}),
+        RecordDict({"message": ConfigRecord({"header": "text", "signature": b""})}),
+        RecordDict({"message": ConfigRecord({"header": b"{}", "signature": "text"})}),
+        RecordDict({"message": ConfigRecord({"header": b"{}"})}),
         RecordDict(
             {
-                "letter": ConfigRecord({"header": b"{}", "signature": b""}),
+                "message": ConfigRecord({"header": b"{}", "signature": b""}),
                 "shared": ConfigRecord({"params": [1.0, 2.0]}),
             }
         ),
         RecordDict(
             {
-                "letter": ConfigRecord({"header": b"{}", "signature": b""}),
+                "message": ConfigRecord({"header": b"{}", "signature": b""}),
                 "shared": ArrayRecord([np.ones((2, 2))]),
             }
         ),
         RecordDict(
             {
-                "letter": ConfigRecord({"header": b"{}", "signature": b""}),
+                "message": ConfigRecord({"header": b"{}", "signature": b""}),
                 "shared": ArrayRecord({"params:3": Array(np.ones(2, "<f4"))}),
             }
         ),
@@ -249,7 +258,7 @@ def test_a_proxy_that_catches_loopback_is_refused(monkeypatch):
     flower.check_proxy("127.0.0.1:8443")
 
 
-def test_an_empty_letter_is_a_letter():
+def test_an_empty_message_is_a_message():
     assert pack(SignedMessage({})) == pack(wire.from_records(wire.to_records(SignedMessage({}))))
 
 
@@ -263,3 +272,96 @@ def test_what_no_waiting_mends_is_said_at_once():
     with refuses("wrong-certificate"):
         run._refuse_for_good(httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] unknown"))
     assert run._refuse_for_good(httpx.ConnectError("refused")) is None
+
+
+# --- arrays without needless copies
+
+
+@pytest.fixture
+def parts(monkeypatch):
+    """Arrays travel in parts of 1 MiB, and messages name a task."""
+    monkeypatch.setattr(wire, "_STEP", 1 << 20)
+    monkeypatch.setattr("flwr.app.message.array.FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE", 1 << 20)
+    for name in ("_task_id", "_run_id", "_node_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+
+
+def objects_of(signed):
+    """The id of a Flower message with this content, and its objects as they travel."""
+    message = Message(wire.to_records(signed), dst_node_id=7, message_type="query")
+    contents = {name: one.deflate() for name, one in get_all_nested_objects(message).items()}
+    return message.object_id, contents
+
+
+def large_message():
+    stream = np.random.default_rng(3)
+    vectors = {
+        "params": stream.standard_normal(700_001).astype("<f4"),
+        "shared.control": np.full(300_000, -0.0, "<f4"),
+    }
+    vectors["params"][:3] = np.nan, np.inf, -0.0
+    return sign({"kind": "task"}, vectors, new_key())
+
+
+def test_an_array_is_the_one_that_flower_makes(parts):
+    """The bytes, the ids and the parts are Flower's own, so stock nodes read them."""
+    signed = large_message()
+    record = wire.to_records(signed).array_records["shared"]
+    ((_, ours),) = record.items()
+    theirs = Array(np.concatenate([signed.vectors[name] for name in sorted(signed.vectors)]))
+    assert (ours.dtype, ours.shape, ours.stype) == (theirs.dtype, theirs.shape, theirs.stype)
+    assert ours.data == theirs.data and len(ours.children) == 4
+    assert list(ours.children) == list(theirs.children)
+    assert all(isinstance(part, wire.ArrayPart) for part in ours.children.values())
+    assert ours.object_id == theirs.object_id and ours.deflate() == theirs.deflate()
+    for name, part in ours.children.items():
+        assert part.deflate() == theirs.children[name].deflate()
+
+
+def test_what_arrived_in_parts_is_read_bit_for_bit(parts):
+    signed = large_message()
+    identity, contents = objects_of(signed)
+    lean = wire.from_objects(identity, dict(contents))
+    stock = inflate_object_from_contents(identity, dict(contents))
+    assert lean.header == signed.header and lean.signature == signed.signature
+    for name, vector in signed.vectors.items():
+        assert lean.vectors[name].tobytes() == vector.tobytes()
+        assert wire.from_records(stock.content).vectors[name].tobytes() == vector.tobytes()
+
+
+def test_damaged_objects_are_no_message(parts):
+    """A site may send anything; neither a server nor a site ends by it."""
+    public = public_of(KEY)
+    signed = sign({"kind": "task"}, large_message().vectors, KEY)
+    identity, contents = objects_of(signed)
+    assert wire.from_objects(identity, dict(contents)).signed_by(public)
+    for name, raw in contents.items():
+        for changed in (None, b"", raw[:-1], raw[:40], b"x" + raw, raw[:-9] + b"x" + raw[-8:]):
+            damaged = {k: v for k, v in contents.items() if k != name}
+            damaged |= {} if changed is None else {name: changed}
+            read = wire.from_objects(identity, damaged)
+            assert not read.signed_by(public) or pack(read) == pack(signed)
+
+
+def test_what_is_no_message_is_an_answer_that_never_comes(parts):
+    """A server drops such an answer (``_whole``), as one whose sender has died."""
+    identity, contents = objects_of(large_message())
+    for name in contents:
+        if name != identity:
+            with pytest.raises(ObjectPullError, match="no message"):
+                wire.inflated(name, dict(contents))
+    for damaged in ({}, {identity: b"Message"}, {identity: contents[identity]}):
+        with pytest.raises(ObjectPullError, match="no message"):
+            wire.inflated(identity, damaged)
+    failed: Future[Message] = Future()
+    failed.set_exception(ObjectPullError(identity, "it is no message"))
+    assert run._whole(failed) is None
+
+
+def test_messages_of_one_round_share_their_array():
+    made, signed = wire.Made(), large_message()
+    other = sign({"kind": "other"}, signed.vectors, new_key())
+    first, second = (wire.to_records(one, made).array_records["shared"] for one in (signed, other))
+    assert first is second
+    third = sign({}, {k: v + 1 for k, v in signed.vectors.items()}, new_key())
+    assert wire.to_records(third, made).array_records["shared"] is not first

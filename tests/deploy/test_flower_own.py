@@ -508,3 +508,103 @@ def test_a_node_needs_a_folder(tmp_path):
     clients.context = lambda node: Context(1, node, {"partition-id": node}, RecordDict(), {})
     strategy(plan(rounds=1)).start(clients)
     assert (tmp_path / "all" / "11" / "ledger.jsonl").exists()
+
+
+# --- a ServerApp that ended goes on
+
+
+class Dies(BaseException):
+    """The ServerApp is killed."""
+
+
+class Killed(Clients):
+    """Clients whose server dies at a call: before its messages leave, or with the answers."""
+
+    def __init__(self, folder, call, answered):
+        super().__init__(folder)
+        self.calls, self.call, self.answered = 0, call, answered
+
+    def send_and_receive(self, messages, *, timeout=None):
+        messages = list(messages)  # Flower also sends empty lists, for evaluation
+        self.calls += bool(messages)
+        if messages and self.calls == self.call:
+            if self.answered:
+                super().send_and_receive(messages)
+            raise Dies
+        return super().send_and_receive(messages)
+
+
+@pytest.mark.parametrize("answered", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("call", [2, 3, 5])
+def test_a_server_that_died_goes_on_after_the_last_finished_round(tmp_path, call, answered):
+    """Call 1 is the offer, call t + 1 is round t. No upload is drawn twice, no grant given twice,
+    and the model is the one that the uploads of all rounds make."""
+    clients, state = Killed(tmp_path, call, answered), tmp_path / "server"
+    with pytest.raises(Dies):
+        strategy(state=state).start(clients)
+    clients.call, evaluated = 0, []
+    again = strategy(state=state)
+    result = again.start(clients, evaluate_fn=lambda round, arrays: evaluated.append(round))
+    assert evaluated == list(range(call - 2, 5))
+    assert list(result.train_metrics_clientapp) == list(range(call - 1, 5))
+    for node in (11, 12):
+        assert clients.participations(node) == 4
+        assert sum(line.get("event") == "grant" for line in clients.lines(node)) == 1
+    assert again.guarantee.participations == 4
+    assert again.guarantee.epsilon < again.guarantee.granted
+    exact = gaussian_epsilon(math.sqrt(4 * 2) / 5.0, 1e-5)
+    assert exact <= again.guarantee.epsilon <= exact * 1.01
+    assert torch.equal(flat_of(result), replayed(clients))
+
+
+def replayed(clients):
+    """SCAFFOLD's x from the distinct uploads that left the clients, by hand."""
+    uploads = {}
+    for _, answer in clients.seen:
+        said = from_records(answer.content)
+        if "upload" in said.header:
+            uploads[said.header["round"], answer.metadata.src_node_id] = said.vectors["params"]
+    x = torch.nn.utils.parameters_to_vector(net().parameters()).detach().clone()
+    for round in range(1, 5):
+        mean = torch.zeros_like(x)
+        for node in (11, 12):
+            mean += 0.5 * torch.from_numpy(uploads[round, node].copy())
+        x = x + plan().server_rate * mean
+    return x
+
+
+def test_a_client_that_is_away_when_the_round_is_asked_again_counts_in_full(tmp_path):
+    """Its answer was lost with the server, so that all of its grant may have been used."""
+    clients, state = Killed(tmp_path, 5, True), tmp_path / "server"
+    with pytest.raises(Dies):
+        strategy(state=state).start(clients)
+    clients.call, clients.away = 0, {12}
+    again = strategy(state=state)
+    again.start(clients)
+    assert again.guarantee.epsilon == again.guarantee.granted
+
+
+def test_a_run_goes_on_only_as_it_began(tmp_path):
+    clients, state = Killed(tmp_path, 3, True), tmp_path / "server"
+    with pytest.raises(Dies):
+        strategy(state=state).start(clients)
+    clients.call = 0
+    with refuses("configuration-changed: another plan"):
+        strategy(plan(learning_rate=0.4), state=state).start(clients)
+    gone = Clients(tmp_path / "new", nodes=(21, 22))
+    with refuses("too-few-sites: 0 of the 2 clients … new run"):
+        strategy(state=state, wait=0.0).start(gone)
+    assert not gone.seen  # nobody was asked for a grant
+    from dpscaffold.flower.kept import KeptRun
+
+    with KeptRun(state, "").locked(), refuses("folder-in-use"):
+        strategy(state=state).start(clients)
+    saved = (state / "run.pt").read_bytes()
+    (state / "run.pt").write_bytes(saved[: len(saved) // 2])
+    with refuses("checkpoint-damaged: new run"):
+        strategy(state=state).start(clients)
+    (state / "run.pt").write_bytes(saved)
+    strategy(state=state).start(clients)
+    with refuses("run-exists: 4 of 4 rounds"):
+        strategy(state=state).start(clients)
+    assert clients.participations(11) == 4

@@ -227,7 +227,7 @@ def test_weights_of_records_hold_on_every_path(monkeypatch, sampling, on_device)
     weight[[2, 5]] = 0
     x = task.initial(0)[None]
     slots = {"control": torch.zeros_like(x)}
-    row = Row(0, 12, 4, run.plan, privacy, Randomness(0))
+    row = Row(0, 12, 4, run.plan, privacy, Randomness(0), run.plan.step_size)
     sent = []
     for table, known in ((features, weight), (features * weight[:, None], None)):
         records = LocalRecords(*prepared(task, table, CPU), labels, [0], weight=known)

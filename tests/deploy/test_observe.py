@@ -214,7 +214,7 @@ def test_a_site_shows_its_epsilon_and_its_refusals(site):
     state = site.parent / "state"
     state.mkdir()
     (state / "status.json").write_text(json.dumps({
-        "last_letter": "now", "answered": 4, "refusals": {"paused": 2}, "last_seconds": 0.5,
+        "last_message": "now", "answered": 4, "refusals": {"paused": 2}, "last_seconds": 0.5,
     }))  # fmt: skip
     status = read_site_status(site)
     assert (status.answered, status.epsilon_left, status.online) == (4, 9.0, False)

@@ -16,7 +16,7 @@ from dpscaffold.cli import app
 from dpscaffold.deployment.protocol.agreement import SchemaSettings
 from dpscaffold.deployment.server.config import load_served
 from dpscaffold.deployment.site.file import SiteGrant, Terms
-from dpscaffold.deployment.site.ledger import SiteLedger
+from dpscaffold.deployment.site.ledger import GrantedRun, SiteLedger
 from dpscaffold.deployment.site.operation import ledger_of
 from dpscaffold.deployment.site.reading import check_data_table, read_records
 from dpscaffold.deployment.transports import flower
@@ -92,7 +92,7 @@ def test_the_ledger_quotes_the_cap(site):
         },
         "mechanism": vars(mechanism),
     }
-    ledger.reserve("ab" * 16, "plan", SiteGrant(7, 0.8, 1e-7), account)
+    ledger.reserve(GrantedRun("ab" * 16, "plan", SiteGrant(7, 0.8, 1e-7), account))
     ledger.begin("ab" * 16, "fixed")
     for number in (1, 2, 3):
         ledger.participate("ab" * 16, number)

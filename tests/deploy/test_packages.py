@@ -40,7 +40,7 @@ def parses(words: list[str]) -> None:
 
 
 @pytest.mark.slow
-def test_the_image_is_built_and_runs() -> None:
+def test_the_image_is_built_and_runs_alone_and_by_compose(tmp_path: Path) -> None:
     name = engine()
     if name is None:
         pytest.skip("no container engine answers ('docker info'); the files are only checked")
@@ -60,6 +60,15 @@ def test_the_image_is_built_and_runs() -> None:
     said = subprocess.run([name, "run", "--rm", *hardened, "dpscaffold-test", "--version"],
                           capture_output=True, text=True, check=True, timeout=120)  # fmt: skip
     assert said.stdout.startswith("dpscaffold ")
+    compose = [name, "compose", "-f", "deploy/compose.yaml", "--project-directory", str(tmp_path)]
+    if subprocess.run([*compose, "version"], cwd=ROOT, capture_output=True, check=False).returncode:
+        pytest.skip(f"{name} runs the image, but has no 'compose'; the compose file is only read")
+    subprocess.run([*compose, "config", "--quiet"], cwd=ROOT, check=True, timeout=120)
+    subprocess.run([name, "tag", "dpscaffold-test", "dpscaffold"], check=True, timeout=60)
+    for who in UNITS:
+        said = subprocess.run([*compose, "run", "--rm", "--no-deps", who, "--version"], cwd=ROOT,
+                              capture_output=True, text=True, check=True, timeout=120)  # fmt: skip
+        assert said.stdout.startswith("dpscaffold ")
 
 
 def test_the_container_file_ends_as_a_user_without_rights() -> None:

@@ -42,7 +42,6 @@ def test_objects_that_never_come_are_waited_for_briefly_and_longer_each_time(tmp
         "pull_objects": pull_all,
         "iterate_object_tree": lambda tree: [tree],
         "make_pull_object_fn_protobuf": lambda *given: pull,
-        "inflate_object_from_contents": lambda identity, contents: SimpleNamespace(content=None),
     }.items():
         monkeypatch.setattr(node, name, stand_in)
     monkeypatch.setattr(node, "time", SimpleNamespace(monotonic=lambda: clock[0]))
@@ -98,7 +97,7 @@ def office(monkeypatch):
         "iterate_object_tree": lambda tree: [tree],
         "make_pull_object_fn_protobuf": lambda *given: pull_object,
         "make_confirm_message_received_fn_protobuf": lambda *given: lambda identity: None,
-        "inflate_object_from_contents": lambda identity, contents: SimpleNamespace(
+        "inflated": lambda identity, contents: SimpleNamespace(
             metadata=SimpleNamespace(), name=identity
         ),
     }.items():

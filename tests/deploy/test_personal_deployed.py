@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from statistics import NormalDist
 
 import numpy as np
@@ -61,6 +62,16 @@ def test_it_ends_where_the_simulator_does(tmp_path, algorithm, privacy, personal
     acknowledge(world)
     driven = simulated(world)
     assert torch.equal(own(world), driven.reached.memories["personal"])
+
+
+def test_users_with_noise_of_their_own_end_where_the_simulator_does(tmp_path):
+    own_noises = replace(FIXED, noise=0.8, noise_by_user=(0.8, 2.5, 1.2))
+    world = World(tmp_path, "fedavg", privacy=own_noises, rounds=4, personal=MEAN_REGULARISED[1])
+    world.enrol()
+    assert_parity(world.drive())
+    assert not world.post.refusals
+    acknowledge(world)
+    assert torch.equal(own(world), simulated(world).reached.memories["personal"])
 
 
 @strengths

@@ -19,7 +19,7 @@ from dpscaffold.deployment.site.file import (
     grant,
     read_site_file,
 )
-from dpscaffold.deployment.site.ledger import SiteLedger
+from dpscaffold.deployment.site.ledger import GrantedRun, SiteLedger
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy import CAP, describe
 
@@ -167,7 +167,7 @@ def test_a_wrong_file_is_one_sentence(site, old, new, says):
 def test_what_earlier_runs_were_granted_is_not_left(tmp_path):
     ledger = SiteLedger(tmp_path / "ledger.jsonl", "north")
     for run, epsilon in (("aa", 0.5), ("bb", 0.75)):
-        ledger.reserve(run, "plan", SiteGrant(5, epsilon, 2e-7), {})
+        ledger.reserve(GrantedRun(run, "plan", SiteGrant(5, epsilon, 2e-7), {}))
     assert ledger.left(POLICY) == RemainingBudget(0.75, pytest.approx(6e-7), 0)
     assert ledger.left(POLICY, "bb") == RemainingBudget(1.5, pytest.approx(8e-7), 1)
 

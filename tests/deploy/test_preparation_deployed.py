@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -36,7 +37,6 @@ from dpscaffold.setting.plan import ONE_ROUND
 from dpscaffold.setting.secure import Secure
 
 POISSON = Gaussian(clip=0.7, noise=0.8, sampling="poisson")
-FIXED = replace(POISSON, sampling="fixed")
 SECRET = replace(POISSON, noise=20.0, secret=True)
 SECURE = Secure(colluders=1, least=3, voids=4)
 CENTRE = {"step": "centre", "fit": "private", "norm_bound": 4.0, "noise": 2.0}
@@ -86,11 +86,23 @@ def simulated_steps(world):
     return offer.rows.steps
 
 
-@pytest.mark.parametrize("secure", [False, True], ids=["plain", "secure"])
-@pytest.mark.parametrize("privacy", [FIXED, POISSON], ids=["fixed", "poisson"])
-@pytest.mark.parametrize("name", PIPELINES)
-def test_a_rehearsal_fits_and_trains_bit_for_bit_as_the_simulator(tmp_path, name, privacy, secure):
-    world = world_of(tmp_path / "sites", PIPELINES[name], privacy, secure)
+#: Each pipeline, each sampling and each kind of sum; the other combinations with make test-all.
+FAST = {
+    ("centre", "poisson", "secure"),
+    ("standardise", "fixed", "plain"),
+    ("pca", "poisson", "plain"),
+    ("pca", "fixed", "secure"),
+}
+COMBINATIONS = [
+    pytest.param(*names, marks=[] if names in FAST else pytest.mark.slow)
+    for names in itertools.product(PIPELINES, ("fixed", "poisson"), ("plain", "secure"))
+]
+
+
+@pytest.mark.parametrize(("name", "sampling", "sums"), COMBINATIONS)
+def test_a_rehearsal_fits_and_trains_bit_for_bit_as_the_simulator(tmp_path, name, sampling, sums):
+    privacy = replace(POISSON, sampling=sampling)
+    world = world_of(tmp_path / "sites", PIPELINES[name], privacy, sums == "secure")
     _, result = served(world, tmp_path / "run")
     assert result.ended == "completed"
     steps = simulated_steps(world)

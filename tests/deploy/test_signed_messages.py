@@ -49,7 +49,7 @@ VECTORS = st.dictionaries(
 
 @given(HEADERS, VECTORS)
 @settings(max_examples=60, deadline=None)
-def test_a_letter_survives_its_bytes(header, vectors):
+def test_a_message_survives_its_bytes(header, vectors):
     message = sign(header, vectors, KEY)
     again = unpack(pack(message))
     assert again is not None and pack(again) == pack(message)
@@ -60,7 +60,7 @@ def test_a_letter_survives_its_bytes(header, vectors):
 
 @given(HEADERS, VECTORS, st.data())
 @settings(max_examples=60, deadline=None)
-def test_a_changed_letter_is_not_believed(header, vectors, data):
+def test_a_changed_message_is_not_believed(header, vectors, data):
     raw = bytearray(pack(sign(header, vectors, KEY)))
     place = data.draw(st.integers(0, len(raw) - 1))
     raw[place] ^= 1 << data.draw(st.integers(0, 7))
@@ -70,7 +70,7 @@ def test_a_changed_letter_is_not_believed(header, vectors, data):
 
 @given(st.binary(max_size=300))
 @settings(max_examples=150, deadline=None)
-def test_any_bytes_are_a_letter_or_nothing(raw):
+def test_any_bytes_are_a_message_or_nothing(raw):
     for candidate in (raw, b"dpscaffold letter 1\n" + raw):
         message = unpack(candidate)
         assert message is None or not message.signed_by(public_of(KEY))
@@ -79,7 +79,7 @@ def test_any_bytes_are_a_letter_or_nothing(raw):
 
 @given(st.binary(max_size=120))
 @settings(max_examples=60, deadline=None)
-def test_cut_letters_are_nothing(tail):
+def test_cut_messages_are_nothing(tail):
     raw = pack(sign({"kind": "task"}, {"params": np.ones(3, "<f4")}, KEY))
     assert unpack(raw + tail) is None or not tail
     assert all(unpack(raw[:n]) is None for n in range(len(raw)))
@@ -103,11 +103,11 @@ def test_shared_digests_give_the_same_signature():
 def test_an_answer_must_repeat_the_question():
     asked = ask("task", "00", "north", {"round": 3}, {}, KEY)
     answer = reply(asked, "north", {"status": "yes"}, {}, OTHER)
-    assert answer.answers(asked, public_of(OTHER))
-    assert not answer.answers(asked, public_of(KEY))
-    assert not answer.answers(ask("task", "00", "north", {"round": 3}, {}, KEY), public_of(OTHER))
-    assert not reply(asked, "east", {}, {}, OTHER).answers(asked, public_of(OTHER))
-    assert not asked.answers(asked, public_of(KEY))  # a question is nobody's answer
+    assert answer.names_question(asked) and answer.is_answer(public_of(OTHER))
+    assert not answer.is_answer(public_of(KEY))
+    assert not answer.names_question(ask("task", "00", "north", {"round": 3}, {}, KEY))
+    assert not reply(asked, "east", {}, {}, OTHER).names_question(asked)
+    assert not asked.is_answer(public_of(KEY))  # a question is nobody's answer
 
 
 def test_non_canonical_headers_are_refused():

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from deploy.world import World
 from refusals import refuses
 
 from dpscaffold.deployment.site.file import Policy, SiteGrant
-from dpscaffold.deployment.site.ledger import RecoveryEntry, SiteLedger
-from dpscaffold.deployment.site.memory import Enrolment, PendingUpload, RunMemory, StateFolder
+from dpscaffold.deployment.site.ledger import GrantedRun, RecoveryEntry, SiteLedger
+from dpscaffold.deployment.site.memory import (
+    Enrolment,
+    OpenBoxes,
+    PendingUpload,
+    RunMemory,
+    StateFolder,
+)
 from dpscaffold.runs import journal
 from dpscaffold.setting.gaussian import Gaussian
 
@@ -22,7 +30,7 @@ def ledger_at(path):
 
 def with_run(path, run="aa", epsilon=0.3):
     ledger = ledger_at(path)
-    ledger.reserve(run, "plan", SiteGrant(5, epsilon, 3e-7), {"records": 400})
+    ledger.reserve(GrantedRun(run, "plan", SiteGrant(5, epsilon, 3e-7), {"records": 400}))
     ledger.begin(run, "fixed")
     return ledger
 
@@ -42,7 +50,7 @@ def test_what_was_written_is_read(tmp_path):
 
 def test_epsilon_and_delta_add_across_runs(tmp_path):
     ledger = with_run(tmp_path)
-    ledger.reserve("bb", "plan", SiteGrant(5, 0.5, 3e-7), {})
+    ledger.reserve(GrantedRun("bb", "plan", SiteGrant(5, 0.5, 3e-7), {}))
     left = ledger.left(POLICY)
     assert left.epsilon == pytest.approx(0.2) and left.delta == pytest.approx(4e-7)
     assert left.runs == 1
@@ -66,7 +74,8 @@ def test_a_recovery_books_the_rest(tmp_path):
 
 def test_an_infinite_epsilon_is_never_granted(tmp_path):
     with refuses("policy-epsilon"):
-        ledger_at(tmp_path).reserve("aa", "plan", SiteGrant(5, float("inf"), 0.0), {})
+        asked = GrantedRun("aa", "plan", SiteGrant(5, float("inf"), 0.0), {})
+        ledger_at(tmp_path).reserve(asked)
 
 
 @pytest.mark.parametrize("place", range(0, 900, 37))
@@ -179,6 +188,56 @@ def test_the_pending_upload_is_read_back_whole(tmp_path):
     found = RunMemory(tmp_path).pending()
     assert found is not None and found.question == "question of round 1" and found.count == 1
     assert found.vectors["totals.control"].tolist() == [2.0]
+
+
+@pytest.mark.parametrize("older", [False, True], ids=["now", "older"])
+def test_messages_that_set_the_slots_are_remembered(tmp_path, older):
+    """Also where a pending upload becomes the memory; one that was written by a version that did
+    not name them is written again."""
+    memory = RunMemory(tmp_path)
+    memory.settle("u0", {"control": vector(4.0)}, None, "first")
+    memory.write_pending(pending("u1"))
+    if older:
+        box = memory._read("pending.box")
+        head = {name: value for name, value in box.header.items() if name != "restores"}
+        memory._write("pending.box", head, box.vectors)
+    kept = (tmp_path / "pending.box").stat().st_ino
+    assert settle(memory, "u1").slots["control"].tolist() == [3.0]
+    assert ((tmp_path / "memory.box").stat().st_ino == kept) is not older
+    again = RunMemory(tmp_path).acknowledged()
+    assert again.restores == ("first",) and again.upload == "u1"
+    assert {name: value.tolist() for name, value in again.slots.items()} == {"control": [3.0]}
+    with refuses("state-mismatch"):
+        RunMemory(tmp_path).settle("u9", {"control": vector(9.0)}, None, "first")
+
+
+def test_a_process_remembers_its_boxes_as_long_as_nobody_changes_them(tmp_path, monkeypatch):
+    boxes, read = OpenBoxes(), []
+    real = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: (real(path), read.append(path.name))[0])
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    memory = RunMemory(tmp_path / "a", boxes)
+    memory.write_pending(pending("u1"))
+    assert settle(memory, "u1").slots["control"].tolist() == [3.0]
+    memory.write_pending(pending("u2", 2))
+    found = RunMemory(tmp_path / "a", boxes)
+    assert found.pending().upload == "u2" and found.acknowledged().upload == "u1" and not read
+    for kept in (*found.pending().vectors.values(), *found.acknowledged().slots.values()):
+        with pytest.raises(ValueError, match="read-only"):
+            kept[:] = 0.0
+    box = tmp_path / "a" / "memory.box"
+    whole = real(box)
+    box.write_bytes(whole[:-1])
+    with refuses("state-damaged"):
+        found.acknowledged()
+    box.write_bytes(whole)
+    assert found.acknowledged().slots["control"].tolist() == [3.0] and read
+    RunMemory(tmp_path / "b", boxes).write_pending(pending("u7"))  # another run's take their place
+    read.clear()
+    assert found.pending().upload == "u2" and read == ["pending.box"]
+    (tmp_path / "a" / "pending.box").unlink()
+    assert found.pending() is None
 
 
 @pytest.mark.parametrize("name", ["memory.box", "pending.box"])

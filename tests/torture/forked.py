@@ -32,7 +32,7 @@ LATE = (
     "matplotlib.pyplot",
     "PIL.PngImagePlugin",
     "dpscaffold.data.loading",
-    "dpscaffold.data.tables.profile",
+    "dpscaffold.data.drafts.profile",
     "dpscaffold.models.export",
     "dpscaffold.paper.reproduce",
     "dpscaffold.models.predict",

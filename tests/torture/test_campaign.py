@@ -36,9 +36,8 @@ def play(*options):
 
 def test_a_few_kills_and_damages():
     """Training, seeded and secret, killed at random moments, and a bit flipped in every file."""
-    said = play(
-        "--only", "train", "--kills", "2", "--disks", "0", "--damages", "3", "--endings", "1"
-    )
+    counts = ("--kills", "2", "--disks", "0", "--damages", "3", "--endings", "1")
+    said = play("--only", "train.,train secret.", *counts)
     assert said.count("killed: ") == 2 and said.count("killed thrice: ") == 3
     assert " 0 losses" in said
 
@@ -73,7 +72,7 @@ def leaves(command, path=()):
 
 
 #: Options that name a file or a folder which is only read.
-READ = {"--stop-on", "--data-dir", "--config", "--server", "--offer"}
+READ = {"--stop-on", "--data-dir", "--config", "--server", "--offer", "--stored"}
 
 
 def test_every_option_in_the_campaign_exists(monkeypatch):
@@ -153,5 +152,5 @@ runfolder.RunFolder.begin = early
 def test_the_campaign_can_fail(tmp_path, mistake):
     """A journal with a hole, and files in a wrong order, are noticed."""
     (tmp_path / "sitecustomize.py").write_text(BROKEN[mistake])
-    answer = played("--only", "train secret", "--grid", "7", path=tmp_path)
+    answer = played("--only", "train secret.", "--grid", "13", path=tmp_path)
     assert answer.returncode != 0, answer.stdout

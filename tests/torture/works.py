@@ -399,7 +399,7 @@ def combined(folder: Path) -> object:
 def a_site_behind(folder: Path) -> None:
     """A site whose server has seen more than its ledger holds."""
     from dpscaffold.deployment.site.file import SiteGrant, read_site_file
-    from dpscaffold.deployment.site.ledger import SiteLedger
+    from dpscaffold.deployment.site.ledger import GrantedRun, SiteLedger
     from dpscaffold.deployment.site.memory import StateFolder
     from dpscaffold.deployment.site.recovery import note_behind
 
@@ -407,7 +407,7 @@ def a_site_behind(folder: Path) -> None:
     file = read_site_file(folder / "one" / "site.toml")
     state = StateFolder(file.state, file.name)
     ledger = SiteLedger(state.ledger, file.name)
-    ledger.reserve(RUN, "plan", SiteGrant(9, None, 0.0), {})
+    ledger.reserve(GrantedRun(RUN, "plan", SiteGrant(9, None, 0.0), {}))
     ledger.begin(RUN, "fixed")
     ledger.participate(RUN, 1)
     note_behind(state, RUN, 4, 4)

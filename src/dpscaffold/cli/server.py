@@ -101,6 +101,14 @@ def run(
     out: Annotated[Path, typer.Option(help="Run folder to write.")],
     folder: Folder = Path("federation/server"),
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
+    continues: Annotated[
+        Path | None,
+        typer.Option(
+            "--continue",
+            help="Folder of a run that was stopped: train its remaining rounds with the sites "
+            "that are on the roster now. At least one of them must be new.",
+        ),
+    ] = None,
     without: Annotated[
         list[str] | None, typer.Option(help="Train without this site. Can be repeated.")
     ] = None,
@@ -126,8 +134,13 @@ def run(
     def echo(sentence: str, aside: bool) -> None:
         typer.echo(sentence, err=aside)
 
+    if resume:
+        refuse_given({"--continue": continues}, "and --resume too; --out knows what it continues")
     left, changed = without or [], set_ or []
-    ended = run_deployed(config, out, folder, resume, left, changed, insecure, as_json, echo)
+    ended = run_deployed(
+        *(config, out, folder, resume, left, changed, insecure, as_json, echo),
+        continues=continues,
+    )
     if ended == "stalled":
         raise typer.Exit(4)
     if ended == "interrupted":
@@ -138,6 +151,13 @@ def run(
 def admit(
     files: Annotated[list[Path], typer.Argument(help="The NAME.site files that sites sent back.")],
     folder: Folder = Path("federation/server"),
+    epsilon: Annotated[
+        float | None,
+        typer.Option(
+            help="ε of one run for these sites, as in a table privacy.epsilon. Default: as the "
+            "file says, or as the plan says."
+        ),
+    ] = None,
 ) -> None:
     """Admit sites to the roster."""
     from dpscaffold.deployment.transports import flower
@@ -146,9 +166,11 @@ def admit(
     from dpscaffold.deployment.provision import admit as admit_one
 
     for path in files:
-        member = admit_one(folder, path)
+        member = admit_one(folder, path, epsilon)
         typer.echo(f"{member.name} is admitted, fingerprint {member.fingerprint}: compare it with")
         typer.echo("  the one that 'site init' showed there, by telephone")
+        if member.epsilon is not None:
+            typer.echo(f"  its noise is solved for ε = {member.epsilon:g} of one run")
 
 
 @app.command()
@@ -164,6 +186,24 @@ def remove(
 
     remove_one(folder, name)
     typer.echo(f"{name} is removed: it is shut out now, and a run in progress goes on without it")
+
+
+@app.command()
+def joining(
+    run_folder: Annotated[Path, typer.Argument(help="Run folder.")],
+    files: Annotated[list[Path], typer.Argument(help="The NAME.joining files of its sites.")],
+    folder: Folder = Path("federation/server"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+) -> None:
+    """Say whether joining helped on average, from what sites wrote with 'site joining'."""
+    from dpscaffold.deployment.transports import flower
+
+    flower.require()
+    from dpscaffold.deployment.server.joining import joined
+
+    found = joined(run_folder, folder, files)
+    shown = found.to_dict()
+    typer.echo(json.dumps(shown, indent=2) if as_json else f"{found.sentence}\n{shown['note']}")
 
 
 @app.command()

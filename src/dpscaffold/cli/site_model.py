@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dpscaffold.cli import evaluate as evaluating
+from dpscaffold.cli import export as exporting
+from dpscaffold.cli import predict as predicting
 from dpscaffold.cli.personalise import (
     EpsilonOption,
     NoisedOption,
@@ -31,36 +34,15 @@ Run = Annotated[str | None, typer.Option(help="Identifier of the run. Default: t
 
 def predict(
     file: Annotated[Path, typer.Argument(help="The file site.toml.")],
-    data: Annotated[
-        list[Path],
-        typer.Argument(help="Rows to predict: .csv or .parquet files, a folder or a pattern."),
-    ],
+    data: predicting.RowsArgument,
     run: Run = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="File to write (.csv or .parquet), or a folder with one file per input file. "
-            "Default: print CSV."
-        ),
-    ] = None,
-    keep: Annotated[
-        str, typer.Option(help="Columns to copy to the output, separated by commas.")
-    ] = "",
-    probabilities: Annotated[
-        bool | None,
-        typer.Option(
-            "--probabilities/--no-probabilities",
-            help="Write a column probability_NAME per class. Default: yes if there are classes.",
-        ),
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="With --out: print the number of predicted rows as JSON.")
-    ] = False,
+    out: predicting.OutOption = None,
+    keep: predicting.KeepOption = "",
+    probabilities: predicting.ProbabilitiesOption = None,
+    as_json: predicting.CountsOption = False,
 ) -> None:
     """Predict new rows with the model of a finished run."""
-    from dpscaffold.cli.predict import predict_with
-
-    predict_with(lambda: _model(file, run), data, out, keep, probabilities, as_json)
+    predicting.predict_with(lambda: _model(file, run), data, out, keep, probabilities, as_json)
 
 
 def evaluate(
@@ -76,12 +58,7 @@ def evaluate(
     label: Annotated[
         str | None, typer.Option(help="Column with the true label. Default: as in the plan.")
     ] = None,
-    figure: Annotated[
-        Path | None,
-        typer.Option(
-            help="Figure of confusion matrix and calibration to write (.png, .svg or .pdf)."
-        ),
-    ] = None,
+    figure: evaluating.FigureOption = None,
     personal: Annotated[
         bool,
         typer.Option(
@@ -89,11 +66,9 @@ def evaluate(
             help="Compare a local, the global and a personal model here. Nothing is sent.",
         ),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print all metrics as JSON.")] = False,
+    as_json: evaluating.MetricsOption = False,
 ) -> None:
     """Evaluate the model of a finished run on this site's records, or on other rows."""
-    from dpscaffold.cli.evaluate import show_evaluation
-
     if personal:
         refuse_given({"--label": label, "--figure": figure}, "which --personal does not have")
         _show_joining(file, data or [], run, as_json)
@@ -115,7 +90,7 @@ def evaluate(
 
     model = _model(file, run)
     found = evaluate_files(model, data, label, None)
-    show_evaluation(model, found, found.whole, figure, as_json)
+    evaluating.show_evaluation(model, found, found.whole, figure, as_json)
 
 
 def _show_joining(file: Path, data: list[Path], run: str | None, as_json: bool) -> None:
@@ -164,23 +139,46 @@ def personalise(
     show_personal(compared, out, as_json, coverage(model))
 
 
+def joining(
+    file: File = Path("site.toml"),
+    data: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            help="Labelled rows to compare on: .csv or .parquet files. Default: a fifth of this "
+            "site's records."
+        ),
+    ] = None,
+    run: Run = None,
+    out: Annotated[Path | None, typer.Option(help="File to write. Default: NAME.joining.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Write whether joining helped here, with noise, for the server ('server joining')."""
+    _require()
+    from dpscaffold.deployment.site.joining import make_joining
+    from dpscaffold.privacy.showing import round_up
+
+    made = make_joining(file, out, run, data or [])
+    if as_json:
+        said = {"file": str(made.path), "epsilon": made.epsilon, "again": made.again}
+        typer.echo(json.dumps(said, indent=2))
+        return
+    typer.echo(
+        f"{made.path}: the same file as before; nothing was spent again"
+        if made.again
+        else f"{made.path}: send it to the server; the ledger has ε = {round_up(made.epsilon)} for "
+        f"it, whatever changes in this site's records"
+    )
+
+
 def export(
     file: File = Path("site.toml"),
-    to: Annotated[
-        str, typer.Option(help="Format: onnx, torch (.pt2) or safetensors (a folder).")
-    ] = "onnx",
+    to: exporting.FormatOption = "onnx",
     run: Run = None,
-    out: Annotated[
-        Path | None, typer.Option(help="File or folder to write. Default: in the working folder.")
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print what was written as JSON.")
-    ] = False,
+    out: exporting.OutOption = None,
+    as_json: exporting.WrittenOption = False,
 ) -> None:
     """Write the model of a finished run, including its preprocessing, for other software."""
-    from dpscaffold.cli.export import export_with
-
-    export_with(lambda: _model(file, run), to, out, False, as_json)
+    exporting.export_with(lambda: _model(file, run), to, out, False, as_json)
     typer.echo(
         "the exported model has no privacy statement: the server's run folder has that of all "
         "sites, and 'dpscaffold site ledger' has this site's ε",

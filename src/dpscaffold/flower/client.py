@@ -279,7 +279,8 @@ class PrivateTraining:
         """Reserve a grant for the run, and say how many records there are."""
         run, plan = memory.folder.name, digest(work.offer.to_dict())
         if run not in ledger.runs:
-            ledger.reserve(run, plan, self._granted(work, ledger), _account(work))
+            granted = self._granted(work, ledger)
+            ledger.reserve(GrantedRun(run, plan, granted, _account(work)))
         if memory.enrolment() is None:
             memory.write_enrolment(
                 Enrolment(

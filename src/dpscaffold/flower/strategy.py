@@ -10,7 +10,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -24,11 +26,23 @@ from dpscaffold.algorithms import Algorithm, Broadcast, scaffold
 from dpscaffold.config import AlgorithmSettings
 from dpscaffold.deployment.protocol.agreement import Offer, offer_of
 from dpscaffold.deployment.protocol.enrolment import EnrolledRun
-from dpscaffold.deployment.protocol.messages import Json, SignedMessage, fresh_id
+from dpscaffold.deployment.protocol.messages import (
+    Json,
+    SignedMessage,
+    digest,
+    fresh_id,
+)
 from dpscaffold.deployment.protocol.shapes import upload_lengths
 from dpscaffold.deployment.server.agreed import roster_of
 from dpscaffold.deployment.server.bounds import upload_bounds
-from dpscaffold.deployment.server.sites import as_array, read_upload
+from dpscaffold.deployment.server.sites import (
+    as_array,
+    broadcast_vectors,
+    fits_round,
+    is_too_large,
+    read_upload,
+    upload_norms,
+)
 from dpscaffold.deployment.transports.flower import require
 from dpscaffold.deployment.transports.flower.wire import from_records, to_records
 from dpscaffold.engines import Draw, Memories, State
@@ -36,6 +50,7 @@ from dpscaffold.engines.aggregate import aggregate
 from dpscaffold.engines.rounds import announced
 from dpscaffold.errors import BadInput
 from dpscaffold.flower.client import OwnModel
+from dpscaffold.flower.kept import ClientAccount, KeptRun, SavedRun
 from dpscaffold.privacy.mechanism import PAIRS, Relation
 from dpscaffold.privacy.showing import round_up
 from dpscaffold.randomness.streams import Randomness
@@ -44,6 +59,7 @@ from dpscaffold.setting.gaussian import Gaussian
 from dpscaffold.setting.plan import Plan
 
 _LOG = logging.getLogger("flwr")
+CPU = torch.device("cpu")
 
 #: What a federation of sites promises and a Flower app cannot.
 NOT_PROMISED = (
@@ -86,27 +102,12 @@ class ClientGuarantee:
 
 
 @dataclass
-class _Account:
-    """What one client was asked for, and what it has stated."""
-
-    granted: float
-    delta: float
-    epsilon: float = 0.0
-    asked: int = 0
-    participations: int = 0
-
-    @property
-    def worst(self) -> float:
-        """ε of all that may have left the client."""
-        return self.granted if self.asked > self.participations else self.epsilon
-
-
-@dataclass
 class _Enrolled:
     """A run that has begun: who takes part, and where it stands."""
 
     run: str
     nodes: tuple[int, ...]
+    sizes: tuple[int, ...]
     setting: Setting
     state: State
     memories: Memories
@@ -121,6 +122,10 @@ class Strategy(FlowerStrategy):  # type: ignore[misc]
     Clients are those that are connected when the first round begins. One that is away or refuses is
     passed over. ``guarantee`` is what the clients have stated so far.
 
+    With ``state`` a ServerApp that ended, or was killed, goes on after the last finished round when
+    it is started again: the same run, the same clients, no new grant. Without it, or in another
+    folder, every start is a run of its own, which costs each client a grant.
+
     Args:
         module: The ``nn.Module``, the same as the clients'; its weights are x⁰.
         plan: Rounds, local steps, rates, the share of clients and of records.
@@ -130,6 +135,7 @@ class Strategy(FlowerStrategy):  # type: ignore[misc]
         loss: One of ``dpscaffold.tasks.LOSSES``.
         clients: How many clients must accept the plan before the first round.
         wait: How many seconds to wait until that many are connected.
+        state: A folder at the server that holds this one run.
     """
 
     def __init__(
@@ -142,6 +148,7 @@ class Strategy(FlowerStrategy):  # type: ignore[misc]
         loss: str = "softmax",
         clients: int = 2,
         wait: float = 300.0,
+        state: Path | str | None = None,
     ) -> None:
         require()
         if not isinstance(privacy, Gaussian) or not privacy.noise > 0 or privacy.unit != "record":
@@ -169,13 +176,15 @@ class Strategy(FlowerStrategy):  # type: ignore[misc]
         self.model.check()
         self.task = self.model.task()
         self.offer = _offer(self.model, plan, privacy, algorithm or scaffold())
+        identity = digest(self.offer.to_dict(), self.task.parameters)
+        self._kept = None if state is None else KeptRun(Path(state), identity)
         #: The reason codes of clients that refused, by node id.
         self.refused: dict[int, str] = {}
         self._run: _Enrolled | None = None
         self._acknowledged: dict[int, str] = {}
         self._restore: set[int] = set()
         self._heads: dict[int, Json] = {}
-        self._accounts: dict[int, _Account] = {}
+        self._accounts: dict[int, ClientAccount] = {}
 
     # --- what Flower calls
 
@@ -219,11 +228,44 @@ class Strategy(FlowerStrategy):  # type: ignore[misc]
                 "train_config or evaluate_config is given; clients take the plan alone, so leave "
                 "them out",
             )
+        with self._kept.locked() if self._kept else nullcontext():
+            return self._start(grid, initial_arrays, rounds, timeout, evaluate_fn)
+
+    def _start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord | None,
+        rounds: int,
+        timeout: float,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None,
+    ) -> Result:
+        """Flower's loop over the rounds that are left, which it counts from 1."""
         self._run = None
         self._accounts.clear()
         arrays = self._arrays(self.task.initial(0)) if initial_arrays is None else initial_arrays
-        result = super().start(grid, arrays, rounds, timeout, None, None, evaluate_fn)
+        run, done = self._resumed(), 0
+        if run is not None:
+            self._run, done = run, run.state.round
+            if done >= rounds:
+                raise BadInput(
+                    "run-exists",
+                    f"state is {self._kept and self._kept.folder}, which holds a run with {done} "
+                    f"of {rounds} rounds done; name another folder to begin a new one",
+                )
+            self._await_clients(run, grid)
+            arrays = self._arrays(run.state.params)
+            _LOG.info("The run %s goes on after round %d.", run.run, done)
+
+        def evaluated(round: int, found: ArrayRecord) -> MetricRecord | None:
+            assert evaluate_fn is not None
+            return evaluate_fn(done + round, found)
+
+        evaluate = evaluated if evaluate_fn else None
+        result = super().start(grid, arrays, rounds - done, timeout, None, None, evaluate)
         _LOG.info("%s", self.guarantee or "No client took part, so no ε was spent.")
+        for name, value in vars(result).items():
+            if isinstance(value, dict):
+                setattr(result, name, {done + round: one for round, one in value.items()})
         return result
 
     def configure_train(
@@ -234,15 +276,17 @@ class Strategy(FlowerStrategy):  # type: ignore[misc]
             self._run = self._enrol(arrays, grid)
         run = self._run
         setting, state = run.setting, run.state
-        phase = setting.algorithm.phase(server_round, setting.warm_rounds)
+        number = state.round + 1
+        phase = setting.algorithm.phase(number, setting.warm_rounds)
         streams = Randomness(setting.plan.public_seed)
-        drawn = streams.cohort(server_round, setting.users, setting.cohort_size)
+        drawn = streams.cohort(number, setting.users, setting.cohort_size)
         draw = Draw(drawn, drawn)
         broadcast = announced(setting, state, draw, run.memories, phase)
         run.asked = (phase, broadcast, draw)
-        vectors = {"params": as_array(broadcast.params)}
-        vectors |= {f"shared.{name}": as_array(value) for name, value in broadcast.shared.items()}
-        return [self._task(run, user, vectors) for user in draw.active.tolist()]
+        vectors = broadcast_vectors(broadcast)
+        tasks = [self._task(run, user, vectors) for user in draw.active.tolist()]
+        self._save(run)  # who is asked, before it is asked
+        return tasks
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -265,6 +309,7 @@ class Strategy(FlowerStrategy):  # type: ignore[misc]
             server = phase.update(server, mean, run.setting.plan.server_rate)
         run.state = run.state.moved(server, run.setting)
         run.asked = None
+        self._save(run)  # the next round acknowledges these uploads
         last = run.state.round == run.setting.plan.rounds
         made = self._arrays(run.state.output if last else run.state.params)
         said = self.guarantee
@@ -310,8 +355,13 @@ class Strategy(FlowerStrategy):  # type: ignore[misc]
         nodes, run = self._connected(grid), fresh_id()
         sizes = self._sizes(run, nodes, grid)
         order = tuple(sorted(sizes))
-        names = tuple(str(node) for node in order)
-        enrolled = EnrolledRun(run, {}, names, "", tuple(sizes[node] for node in order))
+        made = self._begun(run, order, tuple(sizes[node] for node in order))
+        server = replace(made.state.server, params=start)
+        return replace(made, state=replace(made.state, server=server))
+
+    def _begun(self, run: str, nodes: tuple[int, ...], sizes: tuple[int, ...]) -> _Enrolled:
+        """A run of these clients, at its start."""
+        enrolled = EnrolledRun(run, {}, tuple(map(str, nodes)), "", sizes)
         setting = Setting(
             roster_of(self.offer, enrolled),
             self.task,
@@ -319,11 +369,56 @@ class Strategy(FlowerStrategy):  # type: ignore[misc]
             self.offer.plan.build(),
             self.offer.privacy,
         )
-        cpu = torch.device("cpu")
-        state = State.initial(setting, cpu)
-        state = replace(state, server=replace(state.server, params=start))
-        memories = Memories(setting.algorithm.shared, self.task.parameters, cpu)
-        return _Enrolled(run, order, setting, state, memories)
+        state = State.initial(setting, CPU)
+        memories = Memories(setting.algorithm.shared, self.task.parameters, CPU)
+        return _Enrolled(run, nodes, sizes, setting, state, memories)
+
+    # --- a run on the disk
+
+    def _save(self, run: _Enrolled) -> None:
+        """Keep where the run stands, if it has a folder."""
+        if self._kept is None:
+            return
+        self._kept.save(
+            SavedRun(
+                run=run.run,
+                nodes=run.nodes,
+                sizes=run.sizes,
+                state=run.state,
+                memories=run.memories.to_dict(),
+                acknowledged=dict(self._acknowledged),
+                restore=frozenset(self._restore),
+                heads=dict(self._heads),
+                accounts=self._accounts,
+            )
+        )
+
+    def _resumed(self) -> _Enrolled | None:
+        """The run in the folder, after its last finished round; None where none has begun."""
+        saved = None if self._kept is None else self._kept.load()
+        if saved is None:
+            return None
+        run = self._begun(saved.run, saved.nodes, saved.sizes)
+        if saved.memories["users"]:
+            run.memories.restore(saved.memories)
+        self._acknowledged, self._restore = dict(saved.acknowledged), set(saved.restore)
+        self._heads = dict(saved.heads)
+        self._accounts = dict(saved.accounts)
+        return replace(run, state=saved.state)
+
+    def _await_clients(self, run: _Enrolled, grid: Grid) -> None:
+        """Wait for the clients of a run that goes on: nobody else can take part in it."""
+        until = time.monotonic() + self.wait
+        while len(there := set(run.nodes) & set(grid.get_node_ids())) < self.clients:
+            if time.monotonic() > until:
+                raise BadInput(
+                    "too-few-sites",
+                    f"{len(there)} of the {len(run.nodes)} clients with which the run began are "
+                    f"connected after {self.wait:g} seconds and clients is {self.clients}; a "
+                    f"SuperNode that was restarted is another client, so if they are gone begin a "
+                    f"new run in another folder, for which clients grant a new budget",
+                )
+            time.sleep(1)
 
     def _sizes(self, run: str, nodes: list[int], grid: Grid) -> dict[int, int]:
         """How many records those have who accept the plan."""
@@ -333,7 +428,7 @@ class Strategy(FlowerStrategy):  # type: ignore[misc]
             records = answer.header.get("records")
             granted, delta = (_number(answer, key) for key in ("granted", "delta"))
             if type(records) is int and records > 0:
-                sizes[node], self._accounts[node] = records, _Account(granted, delta)
+                sizes[node], self._accounts[node] = records, ClientAccount(granted, delta)
         if len(sizes) < self.clients:
             said = ", ".join(f"{node}: {why}" for node, why in sorted(self.refused.items()))
             raise BadInput(
@@ -361,7 +456,7 @@ class Strategy(FlowerStrategy):  # type: ignore[misc]
             slots = run.memories.recall([user])
             sent |= {f"restore.{name}": as_array(value[0]) for name, value in slots.items()}
         assert run.asked is not None
-        self._accounts[node].asked += 1
+        self._accounts[node].ask(run.asked[1].round)
         fields: dict[str, Json] = {
             "round": run.asked[1].round,
             "acknowledged": self._acknowledged.get(node, ""),
@@ -415,13 +510,13 @@ class Strategy(FlowerStrategy):  # type: ignore[misc]
         found: dict[int, SignedMessage] = {}
         for node, answer in self._answers(replies):
             user = run.nodes.index(node) if node in run.nodes else -1
-            if user not in draw.active.tolist() or not _fits(answer, broadcast.round, wanted):
+            drawn = user in draw.active.tolist()
+            if not drawn or not fits_round(answer, broadcast.round, wanted):
                 self.refused[node] = "bad-upload"
                 continue
-            slots = run.memories.recall([user])
-            bounds = upload_bounds(run.setting, phase, broadcast, user, slots) or {}
-            norms = {name: float(np.linalg.norm(v)) for name, v in answer.vectors.items()}
-            if any(norms[name] > bound for name, bound in bounds.items()):
+            slots = {user: run.memories.look(user)}
+            bounds = upload_bounds(run.setting, phase, broadcast, slots)[user] or {}
+            if is_too_large(upload_norms(answer), bounds):
                 self.refused[node] = "bad-upload"
                 continue
             account = self._accounts[node]
@@ -453,13 +548,6 @@ def _number(answer: SignedMessage, key: str) -> float:
     """A number that a client states; infinite where it states none."""
     said = answer.header.get(key)
     return float(said) if isinstance(said, int | float) and said >= 0 else float("inf")
-
-
-def _fits(answer: SignedMessage, round: int, wanted: dict[str, int]) -> bool:
-    found = {name: len(vector) for name, vector in answer.vectors.items()}
-    finite = all(bool(np.isfinite(vector).all()) for vector in answer.vectors.values())
-    named = isinstance(answer.header.get("upload"), str)
-    return answer.header.get("round") == round and named and found == wanted and finite
 
 
 def _offer(model: OwnModel, plan: Plan, privacy: Gaussian, algorithm: Algorithm) -> Offer:

@@ -205,8 +205,10 @@ def noised_fit(
     algorithm = mean_regularised(fedavg(), strength)
     declared = given.records if given.declared else None
     sized = (0, len(rows), given.records, given.plan, given.mechanism)
-    row = Row(*sized, Randomness(0, secret=True), declared=declared)
-    shared = {"pull": torch.zeros(1, 1)} if strength == "auto" else {}
+    randomness, step_size = Randomness(0, secret=True), given.plan.step_size_in(1)
+    row = Row(*sized, randomness, step_size, declared=declared)
+    told = ("pull", "pull_noise") if strength == "auto" else ()
+    shared = {name: torch.zeros(1, 1) for name in told}
     memory = {
         name: torch.zeros(1, task.parameters if kind == "vector" else 1)
         for name, kind in algorithm.remembers.items()

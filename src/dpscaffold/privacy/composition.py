@@ -285,9 +285,27 @@ def _added(parts: Sequence[RunPart], view: str) -> float:
     return added(part.charged().largest() for part in parts)
 
 
-def spent_by_users(ledgers: Sequence[Ledger]) -> NDArray[np.float64]:
-    """ε of every user given who took part, (M,): its sum over several ledgers of the same users."""
-    return np.asarray(np.sum([ledger.epsilons() for ledger in ledgers], axis=0))
+def spent_by_users(
+    ledgers: Sequence[Ledger], people: Sequence[Sequence[str]] = ()
+) -> NDArray[np.float64]:
+    """ε of every user given who took part, (M,): its sum over several ledgers of the same users.
+    ``people`` names the users of each ledger, where they differ."""
+    return np.asarray(by_person([ledger.epsilons() for ledger in ledgers], people))
+
+
+def by_person(each: Sequence[NDArray[Any]], people: Sequence[Sequence[str]] = ()) -> NDArray[Any]:
+    """The sum over several tables of users, in the order in which ``people`` first names them.
+
+    >>> by_person([np.array([1, 2]), np.array([10, 20])], [("a", "b"), ("b", "c")]).tolist()
+    [1, 12, 20]
+    """
+    if not people:
+        return np.asarray(np.sum(each, axis=0))
+    places = {name: k for k, name in enumerate(dict.fromkeys(n for one in people for n in one))}
+    found = np.zeros(len(places), dtype=each[0].dtype)
+    for values, names in zip(each, people, strict=True):
+        found[[places[name] for name in names]] += values
+    return found
 
 
 def added(values: Iterable[float]) -> float:

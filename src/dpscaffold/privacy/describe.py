@@ -3,8 +3,14 @@ plain numbers of a plan."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from typing import Any, Generic, Literal, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from dpscaffold.privacy.errors import PrivacyError
 from dpscaffold.privacy.mechanism import (
@@ -23,6 +29,11 @@ from dpscaffold.privacy.mechanism import (
     check_batches,
 )
 
+Value = TypeVar("Value")
+
+#: How many users' numbers are read at a time.
+BLOCK = 1 << 16
+
 #: The paper's δ, one over all training records, by name.
 RECORDS: Literal["1/records"] = "1/records"
 Delta = float | Literal["1/records"]
@@ -35,7 +46,7 @@ def describe(
     users: int,
     cohort_size: int,
     records: Sequence[int] | int,
-    batch_sizes: Sequence[int] | int,
+    batch_sizes: Sequence[int] | NDArray[np.integer[Any]] | int,
     noise: float,
     clip: Clip = 1.0,
     sampling: Sampling = "fixed",
@@ -102,23 +113,18 @@ def describe(
     )
     if unit == "user":  # neither may be revealed, and neither matters
         check_batches(sizes, draws)
-        sizes, draws = [1] * users, [1] * users
+        sizes, draws = _Same(1, users), _Same(1, users)
     if (weights is not None) != (weighting == "noise"):
         raise PrivacyError(
             "missing-argument",
             f"weights belong to weighting='noise', and weighting is {weighting!r}; give both",
         )
     own = (_numbers("louder", louder, users), _numbers("weights", weights, users))
-    places: dict[tuple[int, int, float, float], int] = {}
-    kinds = zip(sizes, draws, *own, strict=True)
-    membership = [places.setdefault(kind, len(places)) for kind in kinds]
-    counts = [0] * len(places)
-    for place in membership:
-        counts[place] += 1
-    groups = tuple(
-        Group(r, b, n, loud, weight)
-        for ((r, b, loud, weight), n) in zip(places, counts, strict=True)
-    )
+    counts = Counter(zip(sizes, draws, *own, strict=True))
+    groups = tuple(Group(r, b, n, loud, weight) for (r, b, loud, weight), n in counts.items())
+    places = {kind: place for place, kind in enumerate(counts)}
+    kinds = zip(sizes, draws, *own, strict=True) if len(groups) > 1 else ()
+    membership = tuple(places[kind] for kind in kinds)
     if delta is None or delta == RECORDS:
         total = sum(group.records * group.users for group in groups)
         # Without records there is no useful default; the checks below say what is wrong.
@@ -133,7 +139,7 @@ def describe(
         users=users,
         cohort_size=cohort_size,
         groups=groups,
-        membership=tuple(membership) if len(groups) > 1 else (),
+        membership=membership,
         noise=float(noise),
         clip=clip if clip == "median" else float(clip),
         sampling=sampling,
@@ -188,10 +194,32 @@ def choose_relation(
     return known
 
 
-def _numbers(name: str, values: Sequence[float] | None, users: int) -> list[float]:
+@dataclass(frozen=True)
+class _Same(Generic[Value]):
+    """One value for all of ``users``, who may be many."""
+
+    value: Value
+    users: int
+
+    def __iter__(self) -> Iterator[Value]:
+        return repeat(self.value, self.users)
+
+
+@dataclass(frozen=True)
+class _Whole:
+    """Whole numbers that are read some at a time, so that no list of all users is made."""
+
+    values: Sequence[int] | NDArray[np.integer[Any]]
+
+    def __iter__(self) -> Iterator[int]:
+        for start in range(0, len(self.values), BLOCK):
+            yield from map(int, self.values[start : start + BLOCK])
+
+
+def _numbers(name: str, values: Sequence[float] | None, users: int) -> Iterable[float]:
     """One number for each user; 1 where there are none."""
     if values is None:
-        return [1.0] * users
+        return _Same(1.0, users)
     if len(values) != users:
         raise PrivacyError(
             "count-differs", f"{name} has {len(values)} entries for {users} users; give one each"
@@ -199,13 +227,14 @@ def _numbers(name: str, values: Sequence[float] | None, users: int) -> list[floa
     return [float(value) for value in values]
 
 
-def _per_user(name: str, values: Sequence[int] | int, users: int) -> list[int]:
+def _per_user(
+    name: str, values: Sequence[int] | NDArray[np.integer[Any]] | int, users: int
+) -> Iterable[int]:
     if isinstance(values, int):
-        return [values] * users
-    listed = [int(value) for value in values]
-    if len(listed) != users:
+        return _Same(values, users)
+    if len(values) != users:
         raise PrivacyError(
             "count-differs",
-            f"{name} has {len(listed)} entries for {users} users; give one number, or one per user",
+            f"{name} has {len(values)} entries for {users} users; give one number, or one per user",
         )
-    return listed
+    return _Whole(values)

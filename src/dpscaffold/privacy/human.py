@@ -71,7 +71,7 @@ def losses(
     return tuple(with_costs(law, tuple(costs)) for law in laws)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def human_terms(
     bound: Bound,
     run: Mechanism,

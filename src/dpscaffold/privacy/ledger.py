@@ -256,13 +256,15 @@ class Ledger:
         """ε of every user, (M,). With very many distinct rates each is rounded up by a per cent or
         two."""
         stand_in = _rounded_steps(self.run)
-        groups = np.array(self.run.membership or [0] * self.run.users)
+        groups = np.array(self.run.membership)
         values = np.zeros(self.run.users)
         for place, step in enumerate(stand_in):
-            mine = groups == place
-            for count in np.unique(self.participations[mine]):
+            # Of one group nothing is copied: users may be very many.
+            mine = groups == place if len(groups) else np.True_
+            counts = self.participations[mine] if len(groups) else self.participations
+            for count in np.flatnonzero(np.bincount(counts)).tolist():
                 values[mine & (self.participations == count)] = _spent_at(
-                    self.run, int(count), step, self.costs
+                    self.run, count, step, self.costs
                 )
         return values
 
@@ -283,9 +285,11 @@ class Ledger:
         return [user for user in users if self.participations[user] < cap[user]]
 
     def _most_often(self) -> dict[Step, int]:
-        groups = np.array(self.run.membership or [0] * self.run.users)
         most = np.zeros(len(self.run.groups), dtype=np.int64)
-        np.maximum.at(most, groups, self.participations)
+        if self.run.membership:
+            np.maximum.at(most, np.array(self.run.membership), self.participations)
+        else:
+            most[:] = self.participations.max(initial=0)
         found: dict[Step, int] = {}
         for step, n in zip(group_steps(self.run), most.tolist(), strict=True):
             found[step] = max(n, found.get(step, 0))
@@ -391,9 +395,10 @@ def distribution_of(
     >>> distribution_of(np.array([0, 2, 2]), np.array([0.0, 1.5, 1.5]))[0]
     {0: 1, 2: 2}
     """
-    numbers, users = np.unique(counts, return_counts=True)
+    users = np.bincount(counts)
+    numbers = np.flatnonzero(users)
     levels = (float(np.quantile(epsilons, k / 4, method="higher")) for k in range(5))
-    by_count = {int(n): int(u) for n, u in zip(numbers, users, strict=True)}
+    by_count = {int(n): int(users[n]) for n in numbers}
     return by_count, EpsilonSpread(*levels)
 
 

@@ -7,7 +7,7 @@ same numbers. They are frozen, hold no data and no randomness, and can be writte
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -254,7 +254,7 @@ class Mechanism(GaussianMechanism):
         return run
 
 
-def check_batches(sizes: Sequence[int], draws: Sequence[int]) -> None:
+def check_batches(sizes: Iterable[int], draws: Iterable[int]) -> None:
     """Refuse batches that hold nobody, or more than there are."""
     for records, batch in dict.fromkeys(zip(sizes, draws, strict=True)):
         if batch < 1:

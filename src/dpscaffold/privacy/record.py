@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import ItemsView, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from functools import cache
 from types import NoneType, UnionType
@@ -49,9 +49,9 @@ class JsonRecord(Mapping[str, Any]):
     def to_json(self) -> dict[str, Any]:
         """The JSON object: plain dictionaries, lists, text and numbers."""
         values = {
-            one.name: _plain(getattr(self, one.name))
-            for one in fields(self)
-            if one.name not in ("unknown", self.REST) and self._is_written(one)
+            name: _plain(getattr(self, name))
+            for name, one in _keys(type(self)).items()
+            if self._is_written(one)
         }
         rest: Mapping[str, Any] = getattr(self, self.REST)
         return {**values, **_plain(rest)}
@@ -63,7 +63,7 @@ class JsonRecord(Mapping[str, Any]):
         if not isinstance(values, Mapping):
             raise _unexpected(where or cls.__name__, values, "an object")
         hints = _hints(cls)
-        names = {one.name for one in fields(cls)} - {"unknown", cls.REST}
+        names = _keys(cls).keys()
         found = {
             name: read_value(hints[name], values[name], prefix + name)
             for name in names
@@ -81,13 +81,26 @@ class JsonRecord(Mapping[str, Any]):
         return not one.metadata.get("optional") or getattr(self, one.name) is not None
 
     def __getitem__(self, key: str) -> Any:
+        one = _keys(type(self)).get(key)
+        if one is not None and self._is_written(one):
+            return _plain(getattr(self, key))
         return self.to_json()[key]
+
+    def items(self) -> ItemsView[str, Any]:
+        """The keys and values of the JSON object."""
+        return self.to_json().items()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.to_json())
 
     def __len__(self) -> int:
         return len(self.to_json())
+
+
+@cache
+def _keys(cls: type[JsonRecord]) -> dict[str, Field[Any]]:
+    """The fields that are keys of the JSON object, by name."""
+    return {one.name: one for one in fields(cls) if one.name not in ("unknown", cls.REST)}
 
 
 @cache
@@ -101,6 +114,8 @@ def _is_required(one: Field[Any]) -> bool:
 
 def _plain(value: Any) -> Any:
     """A value as it is written: records and mappings as dictionaries, sequences as lists."""
+    if value is None or isinstance(value, float | int | str):
+        return value
     if isinstance(value, JsonRecord):
         return value.to_json()
     if isinstance(value, Mapping):

@@ -196,18 +196,30 @@ class Released:
         laws = losses(bound, run, self.rounds, self.costs, self.repeats)
         added = "loss distributions composed adaptively (Zhu, Dong, Wang 2022)"
         alone = bound.epsilon(run, self.rounds, repeats=self.repeats) if self.costs else None
-        return ViewGuarantee(
-            epsilon,
-            replace_one=self._replacing(epsilon, laws),
-            delta=run.delta,
-            bound=bound.name,
-            neighbours=run.neighbours,
-            theorem=bound.theorem_for(run),
-            assumptions=tuple(bound.assumptions),
-            reference=bound.reference,
+        return replace(
+            self._guarantee(bound, epsilon, laws),
             training_alone=alone,
             composition=added if self.costs else None,
             ledger=self.ledger.largest() if self.ledger is not None else None,
+        )
+
+    def capped(self) -> ViewGuarantee:
+        """What the cap guarantees towards everybody: all rounds with everybody in them, whatever
+        selection and stopping look at."""
+        epsilon = _finite(CAP.epsilon(self.run, self.rounds))
+        return self._guarantee(CAP, epsilon, losses(CAP, self.run, self.rounds))
+
+    def _guarantee(self, bound: Bound, epsilon: float | None, laws: Laws) -> ViewGuarantee:
+        """ε by a bound, with what it relies on."""
+        return ViewGuarantee(
+            epsilon,
+            replace_one=self._replacing(epsilon, laws),
+            delta=self.run.delta,
+            bound=bound.name,
+            neighbours=self.run.neighbours,
+            theorem=bound.theorem_for(self.run),
+            assumptions=tuple(bound.assumptions),
+            reference=bound.reference,
         )
 
     def _replacing(self, epsilon: float | None, laws: Laws) -> float | None:

@@ -38,7 +38,7 @@ def participation_curve(run: Mechanism, group: Group | None = None) -> tuple[Arr
     return _curve(group or run.worst, noise, *numbers)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=1024)
 def _curve(group: Group, noise: float, sampling: str, unit: str, steps: int) -> tuple[Array, Array]:
     """The same from the numbers that it depends on."""
     # Imported here because it takes longer than everything else that a statement needs.

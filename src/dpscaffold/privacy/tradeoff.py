@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import scipy
@@ -66,7 +66,8 @@ class TradeOff:
 
     @cached_property
     def _lines(self) -> tuple[Array, Array, Array]:
-        """Slopes (falling) and intercepts of the lines above 1 − f, and where each hands over."""
+        """Slopes (falling) and intercepts of the lines above 1 − f, and where each hands over; the
+        first and the last line are there twice, so that every line has two neighbours."""
         slopes = np.exp(self.epsilons)
         mirrored = 1.0 - (1.0 - self.deltas) / slopes
         slope = np.concatenate([slopes[::-1], 1.0 / slopes])
@@ -76,7 +77,7 @@ class TradeOff:
         with np.errstate(divide="ignore", invalid="ignore"):
             knots = np.diff(start) / -np.diff(slope)
         knots = np.maximum.accumulate(np.nan_to_num(knots, nan=0.0, posinf=1.0, neginf=0.0))
-        return slope, start, knots
+        return np.pad(slope, 1, "edge"), np.pad(start, 1, "edge"), knots
 
     def power(self, false_positives: Array | float, group: int = 1) -> Array:
         """1 − f(α): the largest true-positive rate of any test at false-positive rate α.
@@ -89,12 +90,10 @@ class TradeOff:
         slope, start, knots = self._lines
         for _ in range(group):
             place = np.searchsorted(knots, rate)
-            best = np.ones_like(rate)
             # Every line is a bound; the two next to the one found make up for rounded knots.
-            for shift in (-1, 0, 1):
-                line = np.clip(place + shift, 0, len(slope) - 1)
-                best = np.minimum(best, (start[line] + slope[line] * rate) * (1 + ROUNDING))
-            rate = np.maximum(best, rate)
+            near = [start[line] + slope[line] * rate for line in (place, place + 1, place + 2)]
+            best = np.minimum(np.minimum(near[0], near[1]), near[2]) * (1 + ROUNDING)
+            rate = np.maximum(np.minimum(best, 1.0), rate)
         return rate
 
     def __call__(self, false_positives: Array | float, group: int = 1) -> Array:
@@ -109,10 +108,8 @@ class TradeOff:
         if group == 1:
             return float(self.deltas[0])
 
-        def gain(low: Array, high: Array) -> Array:
-            return self.power(high, group) - low
-
-        return min(1.0, _supremum(gain, np.linspace(0.0, 1.0, 257)))
+        detected = partial(self.power, group=group)
+        return min(1.0, _supremum(detected, np.linspace(0.0, 1.0, 257)))
 
     def mu(self, delta: float) -> float:
         """The smallest μ with f ≥ G_μ on [δ, 1 − δ], G_μ(α) = Φ(Φ⁻¹(1−α) − μ).
@@ -126,9 +123,9 @@ class TradeOff:
                 f"delta={delta} leaves no range [δ, 1 − δ] for μ; give a number between 0 and 0.5",
             )
 
-        def needed(low: Array, high: Array) -> Array:
-            gap: Array = scipy.special.ndtri(self.power(scipy.special.ndtr(high))) - low
-            return gap
+        def needed(quantile: Array) -> Array:
+            found: Array = scipy.special.ndtri(self.power(scipy.special.ndtr(quantile)))
+            return found
 
         edge = float(scipy.special.ndtri(delta))
         return max(0.0, _supremum(needed, np.linspace(edge, -edge, 257)))
@@ -148,10 +145,10 @@ class TradeOff:
             within = float(self.power(math.exp(middle), group)) <= delta
             low, high = (middle, high) if within else (low, middle)
 
-        def needed(below: Array, above: Array) -> Array:
-            excess = self.power(np.exp(above), group) - delta
+        def needed(logarithm: Array) -> Array:
+            excess = self.power(np.exp(logarithm), group) - delta
             with np.errstate(divide="ignore"):
-                return np.log(np.maximum(excess, 0.0)) - below
+                return np.log(np.maximum(excess, 0.0))
 
         return max(0.0, _supremum(needed, np.linspace(low, 0.0, 257)))
 
@@ -163,23 +160,26 @@ def _reach(law: LossDistribution) -> float:
     return float(law.losses[heavy[-1]]) if len(heavy) else 0.0
 
 
-def _supremum(value: Callable[[Array, Array], Array], edges: Array) -> float:
-    """The supremum of a function over a range, never below it and PRECISION above at most.
+def _supremum(value: Callable[[Array], Array], edges: Array) -> float:
+    """The supremum of value(x) − x over a range, never below it and PRECISION above at most.
 
-    ``value(low, high)`` bounds the function on [low, high] and equals it where the two agree.
-    Intervals that may hold more than the best value seen are divided, the others put aside.
+    ``value`` does not fall, so value(high) − low bounds it on [low, high]. Intervals that may hold
+    more than the best value seen are divided, the others put aside.
     """
-    low, high = edges[:-1], edges[1:]
+    parts = edges[None, :]
     best = aside = -math.inf
     for _ in range(40):
-        points = np.concatenate([low, high[-1:]])
-        best = max(best, float(np.max(value(points, points))))
-        bounds = value(low, high)
+        values = value(parts)
+        best = max(
+            best,
+            float(np.max(values[:, :-1] - parts[:, :-1])),
+            float(values[-1, -1] - parts[-1, -1]),
+        )
+        bounds = values[:, 1:] - parts[:, :-1]
         undecided = bounds > best + PRECISION
         aside = max(aside, float(np.max(bounds[~undecided], initial=-math.inf)))
         if not undecided.any() or math.isinf(best):
             return max(best, aside)
-        low, high = low[undecided], high[undecided]
+        low, high = parts[:, :-1][undecided], parts[:, 1:][undecided]
         parts = low[:, None] + (high - low)[:, None] * np.linspace(0.0, 1.0, 9)
-        low, high = parts[:, :-1].ravel(), parts[:, 1:].ravel()
-    return max(best, aside, float(np.max(value(low, high))))
+    return max(best, aside, float(np.max(value(parts)[:, 1:] - parts[:, :-1])))

@@ -10,8 +10,9 @@ counts the journalled rounds, those that a crash has lost included. The files ar
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,12 +28,17 @@ from dpscaffold.privacy import (
     no_guarantee,
     statement,
 )
-from dpscaffold.privacy.composition import allowed_in_parts, charged_parts, spent_by_users
+from dpscaffold.privacy.composition import (
+    allowed_in_parts,
+    charged_parts,
+    spent_by_users,
+    total,
+)
 from dpscaffold.privacy.preparation import said_of
 from dpscaffold.privacy.statement_types import Statement
-from dpscaffold.randomness.seeds import Seed
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.report.statement_page import render
+from dpscaffold.runs.earlier import mark_of_earlier
 from dpscaffold.runs.folder import RunFolder
 from dpscaffold.runs.journal import Anchor, Journal
 from dpscaffold.runs.ledger import (
@@ -55,15 +61,26 @@ from dpscaffold.runs.target import EpsilonTarget
 from dpscaffold.runs.written import plain
 from dpscaffold.setting import Setting
 from dpscaffold.setting.budget import Budget
+from dpscaffold.setting.seeds import Seed
 
 
 class PrivacyAccount:
-    """Keeps the ledger of one run; without privacy it admits everyone and has no guarantee."""
+    """Keeps the ledger of one run; without privacy it admits everyone and has no guarantee.
 
-    def __init__(self, setting: Setting) -> None:
-        self.setting = setting
+    ``before`` is the number of rounds that were taken by a run that this one continues: rounds
+    count from there, and in the ledger from 1.
+    """
+
+    def __init__(self, setting: Setting, before: int = 0) -> None:
+        self.setting, self.before = setting, before
         budget = self.budget = setting.budget
+        planned = self._planned = setting.plan.planned - before
         self.run = setting.mechanism
+        if self.run is not None and before:
+            self.run = replace(self.run, rounds=planned)
+        #: ε of a run that this one continues, and the most of both together.
+        self._earlier: dict[str, float | None] = {}
+        self._most = math.inf
         self.refusal, self.begun = "", 0  # why a round did not run, and the one begun last
         self.folder: RunFolder | None = None
         self._journal: Journal | None = None
@@ -73,8 +90,8 @@ class PrivacyAccount:
         self.allowed: tuple[str, ...] | None = None  # what a release overlooks; None: no release
         self._summary = LedgerSummary({})
         self._released = 0
-        self._most_rounds = setting.plan.planned
-        self._parts = Parts((setting.plan.planned,))
+        self._most_rounds = planned
+        self._parts = Parts((planned,))
         self._by_part: tuple[Ledger, ...] = ()  # read where each user's ε over parts is needed
         self._later: Spending | None = None
         if self.run is None:
@@ -87,7 +104,6 @@ class PrivacyAccount:
             return
         self.costs, self._unprotected = charged(setting.roster.schema.preparation, self.run)
         self.ledger = Ledger(self.run, budget.user_epsilon, self.costs)
-        self._fresh = self.ledger.to_dict()
         self.spending = Spending(self.run, bound_for(self.run, "server"), self.costs)
         self.promises = no_guarantee(self.run) is None and self.run.noise > 0
         if budget.user_epsilon is not None:
@@ -95,11 +111,11 @@ class PrivacyAccount:
             self.ledger.declines(0)
         if budget.target_epsilon is not None:
             self._require_promise("target_epsilon", "that cannot meet one")
-            self._target = EpsilonTarget.of(self.run, self.costs, budget, setting.plan.planned)
+            self._target = EpsilonTarget.of(self.run, self.costs, budget, planned)
             self._most_rounds = self._target.most_rounds
         if budget.file is not None:
             self._require_promise("budget_file", "that nothing can be counted of")
-            rounds = min(setting.plan.planned, self._most_rounds)
+            rounds = min(planned, self._most_rounds)
             self._reservation = BudgetReservation(
                 str(budget.file), setting, self.run, self.costs, budget.user_epsilon, rounds
             )
@@ -141,7 +157,7 @@ class PrivacyAccount:
         participants keep their uploads, so that a round that is run again is the same release;
         those that are not are passed to :meth:`count_again`.
         """
-        self.folder = folder
+        self.folder, completed = folder, max(0, completed - self.before)
         if self.run is None:
             return
         journal = Journal(folder.file(JOURNAL))
@@ -154,14 +170,18 @@ class PrivacyAccount:
                 f"{folder.path} holds a private run without its ledger; restore ledger.json or "
                 f"start a new run",
             )
+        steps = (*self.setting.roster.schema.preparation, *self._unprotected)
+        said, costs = said_of(steps, self.run.unit), list(map(vars, self.costs))
+        counted = self.ledger.to_dict()
         opening = Opening.of(
-            self._fresh,
+            Ledger(self.run, self.budget.user_epsilon).to_dict(),
             self.costs,
             data,
             seed,
             self.setting.secret,
             self.allowed,
             self.budget.colluders,
+            mark_of_earlier(folder.path),
         )
         if self.ledger.run != self.run or (len(journal) and read_opening(journal) != opening):
             raise BadInput(
@@ -184,11 +204,12 @@ class PrivacyAccount:
         self._replay_until = self._released if self.setting.secret and not stored else 0
         self._journal = journal
         if not len(journal):
-            journal.append({"opens": asdict(opening)})
-        steps = (*self.setting.roster.schema.preparation, *self._unprotected)
-        said, costs = said_of(steps, self.run.unit), list(map(vars, self.costs))
+            journal.append({"opens": opening.to_dict()})
         folder.write_text(PREPARATION, json.dumps({"steps": said, "costs": costs}, indent=2) + "\n")
-        self._write_summary(folder)
+        self._write_summary(folder, counted)
+        if opening.earlier is not None:
+            whole = read_account(folder.path)
+            self._earlier, self._most = whole.earlier_epsilons(), whole.most_within_cap()
         if self._reservation:
             self.reserve(folder)
 
@@ -198,7 +219,6 @@ class PrivacyAccount:
         first = self.ledger.run.rounds
         self._parts = read_parts(journal, first) if len(journal) else Parts((first,))
         self.run = replace(self.run, rounds=first)
-        self._fresh = Ledger(self.run, self.budget.user_epsilon).to_dict()
         self.spending = Spending(self.run, bound_for(self.run, "server"), self.costs)
         self._later = Spending(self.run, bound_for(self.run, "server"))
         self._most_rounds = min(self._most_rounds, first)
@@ -208,7 +228,7 @@ class PrivacyAccount:
     def extend(self, folder: RunFolder) -> None:
         """Give the run the rounds of its setting's plan beyond those that it was planned with: a
         part of its own, whose ε and δ add. Nothing is written where there is none."""
-        rounds = self.setting.plan.planned
+        rounds = self._planned
         if self.run is None or rounds <= self._parts.ends[-1]:
             return
         assert self._journal is not None
@@ -218,7 +238,7 @@ class PrivacyAccount:
         self._withdraw_statement()
         self._journal.append({EXTENDS: rounds})
         self._parts, self._by_part = parts, ()
-        self._write_summary(folder)
+        self._write_summary(folder, self.ledger.to_dict())
 
     @property
     def anchor(self) -> Anchor | None:
@@ -229,11 +249,11 @@ class PrivacyAccount:
         """Who takes part in a round, in the ledger by then; None where it must not run, and then
         ``refusal`` says why."""
         self.begun = self.begun if ahead else round
-        self.refusal = self.refuses(round)
+        self.refusal = self.refuses(round - self.before)
         if self.refusal:
             return None
         drawn = randomness.cohort(round, self.setting.users, self.setting.cohort_size)
-        return Draw(drawn, self.admit(round, drawn, ahead))
+        return Draw(drawn, self.admit(round - self.before, drawn, ahead))
 
     def refuses(self, round: int) -> str:
         """Why this round must not run, or the empty string."""
@@ -277,8 +297,8 @@ class PrivacyAccount:
         are run, those that were run say too little."""
         if self.run is None:
             return
-        for round in range(self.ledger.rounds + 1, self.setting.plan.planned + 1):
-            if self.draw(randomness, round, ahead=True) is None:
+        for round in range(self.ledger.rounds + 1, self._planned + 1):
+            if self.draw(randomness, self.before + round, ahead=True) is None:
                 break
         if self._journal:
             self._name_head()
@@ -288,6 +308,7 @@ class PrivacyAccount:
         noise."""
         if self.run is None or not users:
             return
+        round -= self.before
         if self._journal:
             self._enter({"round": round, "users": list(users), "again": True})
         self._record(round, users, again=True)
@@ -338,10 +359,10 @@ class PrivacyAccount:
         text = self._summary.text(self._journal.anchor)
         write_text(self.folder.file(SUMMARY), text, lasting=False)
 
-    def _write_summary(self, folder: RunFolder) -> None:
+    def _write_summary(self, folder: RunFolder, counted: Mapping[str, Any]) -> None:
         """``ledger.json`` with all that was counted so far."""
         assert self._journal is not None
-        self._summary = LedgerSummary(self.ledger.to_dict())
+        self._summary = LedgerSummary(counted)
         folder.write_text(SUMMARY, self._summary.text(self._journal.anchor))
 
     def _withdraw_statement(self) -> None:
@@ -357,14 +378,22 @@ class PrivacyAccount:
             return {}
         if not self.promises:
             return {"epsilon_server": None}
+        own = self._live(round - self.before)
+        if not self._earlier:
+            return own
+        both = {name: total([value, self._earlier.get(name, 0.0)]) for name, value in own.items()}
+        return {name: v if v is None else min(v, self._most) for name, v in both.items()}
+
+    def _live(self, round: int) -> dict[str, float | None]:
+        """The same of this run alone."""
         if self._parts.several:
             shown = spent_in_parts(self._parts, self.ledger, self._shown, round)
             return {"epsilon_server": shown, **self._given_the_draw(round)}
-        released = max(round, self.ledger.rounds)
+        released, everybody = max(round, self.ledger.rounds), self._given_the_draw(round)
         if self.setting.plan.max_rounds is not None:  # all of them are counted from the start
             released = max(released, self._most_rounds)
         shown = self.spending.shown(released, self.ledger.repeats)
-        return {"epsilon_server": shown, **self._given_the_draw(round)}
+        return {"epsilon_server": shown, **everybody}
 
     def _given_the_draw(self, round: int) -> dict[str, float | None]:
         """ε given who took part, where the noise is secret and somebody chose the draw's seed; an
@@ -374,7 +403,7 @@ class PrivacyAccount:
         if self._parts.several:
             charged = charged_parts(self._part_ledgers(), self.costs)
             return {"epsilon_everybody": float(spent_by_users(charged).max())}
-        ends = self.refusal or round >= self.setting.plan.rounds
+        ends = self.refusal or round + self.before >= self.setting.plan.rounds
         return {"epsilon_everybody": self.ledger.largest() if ends else self.ledger.shown()}
 
     def _part_ledgers(self) -> tuple[Ledger, ...]:
@@ -418,6 +447,6 @@ class PrivacyAccount:
     def write_statement(self, folder: RunFolder, said: Statement) -> None:
         """The ledger's summary, then ``privacy.json`` and ``privacy.md``."""
         if self._journal is not None:
-            self._write_summary(folder)
+            self._write_summary(folder, self.ledger.to_dict())
         folder.write_text("privacy.json", json.dumps(plain(said), indent=2) + "\n")
-        folder.write_text("privacy.md", render(said))
+        folder.write_text("privacy.md", render(said, names=self.setting.roster.names))

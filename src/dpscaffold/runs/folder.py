@@ -46,13 +46,13 @@ from dpscaffold.atomic import (
 )
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.statement_types import Statement
-from dpscaffold.randomness.seeds import SEED, Seed
 from dpscaffold.runs.checkpoint import Checkpoint
 from dpscaffold.runs.data_key import KEY, read_key, write_key
 from dpscaffold.runs.history import HistoryRow
 from dpscaffold.runs.summary import Summary
 from dpscaffold.runs.written import plain, versions
 from dpscaffold.setting.plan import Plan
+from dpscaffold.setting.seeds import SEED, Seed
 
 #: What a run that was killed before it had a configuration may leave behind.
 BEGUN = ("versions.json", "run.json", "setting.json", KEY, SEED, ".lock")

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import hmac
 import json
 import os
 import secrets
@@ -59,12 +58,6 @@ class Anchor:
         given = values if isinstance(values, list | tuple) else [values]
         return tuple(one if isinstance(one, cls) else cls.read(one, where) for one in given)
 
-    def keyed(self, key: bytes) -> Anchor:
-        """The anchor with a keyed hash of its head, from which nobody without the key learns
-        anything of the journal."""
-        content = f"{self.lines} {self.head}".encode()
-        return Anchor(self.lines, hmac.new(key, content, hashlib.sha256).hexdigest())
-
 
 @dataclass(frozen=True)
 class _Line:
@@ -107,6 +100,8 @@ class Journal:
             self._end = line.end
             if visit is not None:
                 visit(line.body)
+        #: The journal as it stands.
+        self.anchor = Anchor(len(self), self.head)
         self._size = self.path.stat().st_size if self.path.exists() else 0
 
     def __len__(self) -> int:
@@ -117,11 +112,6 @@ class Journal:
     def head(self) -> str:
         """h_k, the chain of the last line."""
         return self._heads[-1]
-
-    @property
-    def anchor(self) -> Anchor:
-        """The journal as it stands."""
-        return Anchor(len(self), self.head)
 
     @property
     def first(self) -> str | None:
@@ -137,13 +127,9 @@ class Journal:
         """Whether the journal begins with the lines that the anchor was taken of."""
         return self.anchor_at(anchor.lines) == anchor
 
-    def unknown(self, keyed: object, key: bytes, where: str) -> list[Anchor]:
-        """Those of the keyed anchors, which may be JSON values, that this journal never had."""
-        return [one for one in Anchor.read_all(keyed, where) if not self._had(one, key)]
-
-    def _had(self, keyed: Anchor, key: bytes) -> bool:
-        anchor = self.anchor_at(keyed.lines)
-        return anchor is not None and anchor.keyed(key) == keyed
+    def placed(self, values: object, where: str) -> list[tuple[Anchor, Anchor | None]]:
+        """Anchors from JSON values, each with this journal's own after as many lines."""
+        return [(one, self.anchor_at(one.lines)) for one in Anchor.read_all(values, where)]
 
     def anchor_at(self, lines: int) -> Anchor | None:
         """The anchor after this many lines; None where there are fewer."""
@@ -177,6 +163,7 @@ class Journal:
         if new:
             sync_folder(self.path.parent)
         self._heads.append(chain)
+        self.anchor = Anchor(len(self), chain)
         self._end = self._size = self._end + len(raw)
         self._left_as = _fingerprint(self.path)
 

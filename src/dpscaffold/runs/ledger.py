@@ -13,22 +13,28 @@ and what ``dpscaffold privacy RUN`` answers are the same. Nothing here needs PyT
 from __future__ import annotations
 
 import json
+import math
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from dpscaffold.privacy import Cost, Ledger, Mechanism, PrivacyError, Remark
-from dpscaffold.privacy.adding import statement_of_parts
+from dpscaffold.privacy.adding import ContinuedParts, epsilon_within_cap, statement_of_parts
+from dpscaffold.privacy.composition import added
 from dpscaffold.privacy.drawn import UNKNOWN, Origin, SeedKnowledge
+from dpscaffold.privacy.further import with_comparison
 from dpscaffold.privacy.human import GROUPS
 from dpscaffold.privacy.statement_types import JournalHead, Statement
-from dpscaffold.randomness.seeds import SEED, Seed
+from dpscaffold.runs.earlier import EARLIER, People, mark_of_earlier, read_people
 from dpscaffold.runs.journal import Anchor, Journal, digest
 from dpscaffold.runs.parts import Parts, RoundEntry
+from dpscaffold.setting.seeds import SEED, Seed
 
 JOURNAL, SUMMARY, PREPARATION = "ledger.jsonl", "ledger.json", "preprocessing.json"
+#: Where the folder of a deployed run keeps what its sites let out of them, with noise.
+NOISED_JOINING = "joining.json"
 AGAIN = "restore it or start a new run"
 #: The key of a line that says up to which round the run was extended.
 EXTENDS = "extends"
@@ -42,7 +48,7 @@ class Opening:
     ``data`` is the identity of its data. ``secret`` says that its noise came from the operating
     system, ``allowed`` what a release overlooks (None: no release), ``origin`` and ``mark`` where
     its seed came from (:class:`~dpscaffold.privacy.drawn.SeedKnowledge`), ``colluders`` how many
-    participants pool what they know.
+    participants pool what they know, ``earlier`` which run it continues, if any.
     """
 
     run: str
@@ -53,6 +59,7 @@ class Opening:
     origin: Origin
     mark: str | None
     colluders: int
+    earlier: str | None = None
 
     @classmethod
     def of(
@@ -64,10 +71,15 @@ class Opening:
         secret: bool,
         allowed: tuple[str, ...] | None = None,
         colluders: int = 1,
+        earlier: str | None = None,
     ) -> Opening:
         """The opening of a new run, whose ledger is that."""
         described = _run_digest(ledger), _costs_digest(costs), data
-        return cls(*described, secret, allowed, seed.origin, seed.mark, colluders)
+        return cls(*described, secret, allowed, seed.origin, seed.mark, colluders, earlier)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For the first line of a journal."""
+        return {k: v for k, v in asdict(self).items() if k != "earlier" or v is not None}
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Opening:
@@ -84,7 +96,13 @@ class Account:
     ``anchor`` is the head of the journal. ``colluders`` is how many participants are taken to pool
     what they know, ``drawn`` what is known about the seed of the draw, and ``allowed`` what a
     release was told to overlook (None: no release). ``parts`` are the ledgers of the parts in which
-    its rounds were planned, if there are several.
+    its rounds were planned, if there are several. ``comparison`` is the ε and the names of
+    the sites that released a noised comparison of models after the run.
+
+    Where the run continues another one, the parts of that come first: ``stopped`` is how many, and
+    ``people`` names the users of each part. ``cap`` is the most often that any user takes part in
+    all of them, 0 where nothing bounds it. ``continues`` are the beginnings of the journals of the
+    runs that it continues.
     """
 
     ledger: Ledger
@@ -97,6 +115,11 @@ class Account:
     allowed: tuple[str, ...] | None = None
     planned: tuple[str, ...] = ()
     parts: tuple[Ledger, ...] = ()
+    comparison: tuple[float, tuple[str, ...]] | None = None
+    people: tuple[tuple[str, ...], ...] = ()
+    stopped: int = 0
+    cap: int = 0
+    continues: tuple[str, ...] = ()
 
     def at_delta(self, delta: float) -> Account:
         """The same account at another δ, shared out evenly where the run was planned in parts."""
@@ -116,8 +139,54 @@ class Account:
             groups=tuple(groups),
             colluders=self.colluders if colluders is None else colluders,
             planned=self.planned,
+            continued=self._continued,
         )
+        if self.comparison:
+            said = with_comparison(said, *self.comparison)
         return replace(said, journal=JournalHead(self.anchor.lines, self.anchor.head))
+
+    @property
+    def _continued(self) -> ContinuedParts | None:
+        """How the parts of a run that continues another one belong together."""
+        if not self.people:
+            return None
+        return ContinuedParts(self.people, self.cap)
+
+    def earlier_epsilons(self) -> dict[str, float | None]:
+        """ε of the runs that this one continues, towards the server and given who took part."""
+        before = replace(self, parts=self.parts[: self.stopped], people=self.people[: self.stopped])
+        said = before.statement()
+        given = said.ledger.epsilon if said.ledger else None
+        return {"epsilon_server": said.server.epsilon, "epsilon_everybody": given}
+
+    def most_within_cap(self) -> float:
+        """The ε that no user exceeds in all parts by its own rule; infinite without one."""
+        if not self.cap:
+            return math.inf
+        delta = added(part.run.delta for part in self.parts)
+        return epsilon_within_cap(self.parts, self.cap, delta)
+
+    def after(self, earlier: Account, people: People) -> Account:
+        """This account together with that of the run that it continues."""
+        if self.costs or earlier.costs:
+            raise PrivacyError(
+                "not-applicable",
+                "a run that continues another one has costs of preparation, which cannot be "
+                "attributed to its users; start a new run",
+            )
+        before = earlier.parts or (earlier.ledger,)
+        named = earlier.people or (people.before,) * len(before)
+        own = self.parts or (self.ledger,)
+        first = (earlier.drawn.journal,) if earlier.drawn.journal else ()
+        return replace(
+            self,
+            seeded=self.seeded or earlier.seeded,
+            parts=(*before, *own),
+            people=(*named, *(people.now,) * len(own)),
+            stopped=len(before),
+            cap=people.cap,
+            continues=(*earlier.continues, *first),
+        )
 
 
 def read_account(folder: Path) -> Account:
@@ -138,7 +207,12 @@ def read_account(folder: Path) -> Account:
     ledger = ledger.charged(costs)
     planning = read_parts(journal, ledger.run.rounds)
     parts = planning.ledgers(ledger, read_entries(journal)) if planning.several else ()
-    return Account(
+    if opening.earlier != mark_of_earlier(folder):
+        raise PrivacyError(
+            "run-file-changed",
+            f"{folder / EARLIER} is not what this run keeps of the run that it continues; {AGAIN}",
+        )
+    account = Account(
         ledger,
         steps,
         costs,
@@ -149,7 +223,11 @@ def read_account(folder: Path) -> Account:
         allowed=opening.allowed,
         planned=tuple(config.get("facts", {}).get("planned", ())),
         parts=parts,
+        comparison=_read_comparison(folder),
     )
+    if opening.earlier is None:
+        return account
+    return account.after(read_account(folder / EARLIER), read_people(folder))
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
@@ -159,6 +237,18 @@ def _read_config(folder: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     except ValueError as error:
         raise PrivacyError("run-damaged", f"{path} is damaged ({error}); {AGAIN}") from error
+
+
+def _read_comparison(folder: Path) -> tuple[float, tuple[str, ...]] | None:
+    """What the sites of a deployed run released after it; a file that cannot be read is refused."""
+    path = folder / NOISED_JOINING
+    if not path.exists():
+        return None
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return float(found["epsilon"]), tuple(map(str, found["sites"]))
+    except (ValueError, TypeError, KeyError) as error:
+        raise PrivacyError("run-damaged", f"{path} is damaged ({error}); restore it") from error
 
 
 def _drawn(folder: Path, opening: Opening, journal: Journal) -> SeedKnowledge:

@@ -18,11 +18,11 @@ from dpscaffold.models.storage import WITHIN
 from dpscaffold.models.trained import Origin
 from dpscaffold.privacy.statement import statement
 from dpscaffold.privacy.statement_types import Statement
-from dpscaffold.randomness.seeds import Seed
 from dpscaffold.runs.account import PrivacyAccount
 from dpscaffold.runs.folder import RunFolder
 from dpscaffold.runs.history import HistoryRow
 from dpscaffold.runs.written import plain
+from dpscaffold.setting.seeds import Seed
 from dpscaffold.sums.files import SumFile, read_sums
 from dpscaffold.sums.plan import SumsPlan
 

@@ -43,7 +43,7 @@ from dpscaffold.deployment.site.file import (
     grant,
     read_site_file,
 )
-from dpscaffold.deployment.site.ledger import SiteLedger
+from dpscaffold.deployment.site.ledger import GrantedRun, SiteLedger
 from dpscaffold.deployment.site.memory import StateFolder
 from dpscaffold.deployment.site.reading import SiteRecords, read_records
 from dpscaffold.deployment.site.secure import check_members
@@ -74,7 +74,7 @@ source = "csv"
 path = "records.csv"
 
 [secure]                   # masked sums; without this table the site takes part in none
-colluders = {colluders}              # so many members may work with whoever combines
+colluders = {colluders}              # members who may work with whoever combines
 least = {least}                  # the fewest members, this site included
 epsilon_alone = 20.0       # all sums together, if all others collude; one: epsilon_alone/max_runs
 
@@ -234,7 +234,7 @@ def _made(
     check_records(len(held))
     granted, account = _granted(plan, site, ledger, session)
     if not reserved:  # else it was cut short after this, and nothing was computed
-        ledger.reserve(session, plan.digest, granted, account)
+        ledger.reserve(GrantedRun(session, plan.digest, granted, account))
     ledger.begin(session, plan.digest)
     ledger.participate(session, 1)
     words = noised_words(plan, held, CipherStream())

@@ -15,6 +15,8 @@ from dpscaffold.deployment.site.file import read_site_file
 from dpscaffold.deployment.site.operation import ledger_of, status_of
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.showing import round_up
+from dpscaffold.runs.earlier import CONTINUED
+from dpscaffold.runs.folder import RunFolder
 
 #: The phase of a run whose server has ended in mid-run.
 STOPPED = "stopped, server run --resume goes on"
@@ -107,6 +109,9 @@ def read_server_status(folder: Path) -> ServerStatus:
 
 def _phase(folder: Path, said: str) -> str:
     """How a run stands; a server that was killed left 'running' behind, but no lock."""
+    marked = RunFolder(folder).read_json(CONTINUED)
+    if marked is not None:
+        return f"stopped, and went on with other sites in {marked.get('folder')}"
     return STOPPED if said == "running" and not is_held(folder / ".lock") else said
 
 
@@ -147,7 +152,7 @@ def read_site_status(path: Path) -> SiteStatus:
     return SiteStatus(
         said["site"],
         bool(said["online"]),
-        str(said.get("last_letter") or "never"),
+        str(said.get("last_message") or "never"),
         int(said.get("answered") or 0),
         {str(code): float(count) for code, count in (said.get("refusals") or {}).items()},
         float(said.get("last_seconds") or 0.0),

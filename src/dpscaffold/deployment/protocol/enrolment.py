@@ -2,7 +2,7 @@
 
 The server and every site commit to a nonce, then all are shown, and the seed of the draw is
 SHA-256(run, all nonces). Whoever wants another draw must begin another run, which costs a grant at
-every site.
+every site, or let more sites join the rest of a run, which uses the grants that it has.
 """
 
 from __future__ import annotations
@@ -43,6 +43,9 @@ class EnrolledRun:
     ``names`` is the roster in order, ``sizes`` and ``caps`` what the sites answered; ``declared``
     says that every size is a constant that its site declared. With a user as unit there are no
     sizes: the guarantee hides them.
+
+    ``continues`` is the run whose rounds from ``after`` + 1 on this one takes, and ``earlier`` how
+    often its sites say that they have taken part in it.
     """
 
     run: str
@@ -54,6 +57,9 @@ class EnrolledRun:
     declared: bool = False
     commitments: Mapping[str, str] = field(default_factory=dict)
     nonces: Mapping[str, str] = field(default_factory=dict)
+    continues: str = ""
+    after: int = 0
+    earlier: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def fresh(
@@ -220,12 +226,8 @@ class SignedExchange:
 
     def _note_head(self, name: str, answer: SignedMessage) -> None:
         """Remember the ledger's head of an answer, until the site confirms that it is its own."""
-        try:
-            head = Anchor.read(answer.header.get("ledger"), "an answer")
-        except BadInput:
-            return
-        known = self.heads.get(name, ())
-        if head not in known and len(known) < MOST_HEADS:
+        head, known = answer.ledger_head, self.heads.get(name, ())
+        if head is not None and head not in known and len(known) < MOST_HEADS:
             self.heads[name] = (*known, head)
 
 
@@ -247,7 +249,15 @@ def offer_to(post: SignedExchange, enrolled: EnrolledRun) -> EnrolledRun:
         caps=tuple(said[name][1] for name in enrolled.names),
         declared=not hidden and all(yes[n].header.get("declared") is True for n in enrolled.names),
         commitments={SERVER: promise} | {name: said[name][2] for name in enrolled.names},
+        earlier=_earlier(yes) if enrolled.continues else {},
     )
+
+
+def _earlier(answers: Mapping[str, SignedMessage]) -> dict[str, int]:
+    """How often sites say that they took part in the runs that this one continues; a site that
+    goes on with no grant says nothing."""
+    said = {name: answer.header.get("earlier") for name, answer in answers.items()}
+    return {name: count for name, count in said.items() if type(count) is int}
 
 
 def _offered(post: SignedExchange, enrolled: EnrolledRun, promise: str) -> dict[str, Json]:
@@ -255,6 +265,8 @@ def _offered(post: SignedExchange, enrolled: EnrolledRun, promise: str) -> dict[
     before anything is reserved anywhere."""
     fields: dict[str, Json] = {"offer": dict(enrolled.offer), "commitment": promise}
     fields["package"] = __version__
+    if enrolled.continues:
+        fields |= {"continues": enrolled.continues, "after": enrolled.after}
     if enrolled.secure:
         members = members_in(post, enrolled).to_dict()
         fields |= {"roster": members["names"], "publics": members["publics"]}

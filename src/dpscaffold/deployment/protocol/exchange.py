@@ -58,8 +58,8 @@ class Delivery:
 class InMemory:
     """An exchange inside one process, with every fault of a network at will.
 
-    ``sites`` maps names to what answers there; ``fate(site, letter, attempt)`` decides what becomes
-    of each attempt; ``order(names)`` in which order an attempt's messages are delivered. A site
+    ``sites`` maps names to what answers there; ``fate(site, message, attempt)`` decides what
+    becomes of each attempt; ``order(names)`` in which order its messages are delivered. A site
     that raises :class:`Crash` is restarted by ``restart(name)``, which returns what answers from
     then on. All messages cross as bytes.
     """

@@ -6,8 +6,8 @@ can lose, repeat, delay or reorder messages, but can neither read meaning into o
 unnoticed. Reading is total: any bytes become a message or None, never an exception.
 
 >>> key = new_key()
->>> letter = sign({"kind": "task", "round": 3}, {"params": np.ones(2, "<f4")}, key)
->>> again = unpack(pack(letter))
+>>> message = sign({"kind": "task", "round": 3}, {"params": np.ones(2, "<f4")}, key)
+>>> again = unpack(pack(message))
 >>> again.signed_by(public_of(key)), again.header["round"], again.vectors["params"].tolist()
 (True, 3, [1.0, 1.0])
 """
@@ -30,6 +30,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from dpscaffold import __version__
 from dpscaffold.errors import BadInput
+from dpscaffold.runs.journal import Anchor
 
 #: The version of the protocol. Messages of another one are refused (``version``).
 VERSION = 3
@@ -66,6 +67,8 @@ REASONS = {
     "preparation": "the site's policy does not allow that preparation is fitted on its records",
     "unknown-run": "the site is not enrolled in this run",
     "plan-changed": "the plan is not the one the site enrolled in",
+    "run-continued": "the run goes on as another run at the site, and is over under this name",
+    "bad-continuation": "the site does not continue a run of its own as it is offered",
     "roster-changed": "the roster is not the one the run began with",
     "bad-draw": "the nonces do not fit their commitments, or were never shown",
     "not-drawn": "the site was not drawn for this round",
@@ -135,6 +138,14 @@ class SignedMessage:
         """SHA-256 of every vector; they are hashed once, however often they are looked at."""
         return vector_digests(self.vectors)
 
+    @cached_property
+    def ledger_head(self) -> Anchor | None:
+        """The head of its ledger that a site shows in an answer, if it does."""
+        try:
+            return Anchor.read(self.header.get("ledger"), "an answer")
+        except BadInput:
+            return None
+
     def signed_by(self, public: str) -> bool:
         """Whether the holder of ``public`` ("ed25519:…") signed this very message."""
         try:
@@ -143,11 +154,6 @@ class SignedMessage:
         except (InvalidSignature, ValueError, TypeError):
             return False
         return True
-
-    def answers(self, asked: SignedMessage, public: str) -> bool:
-        """Whether this is the named site's answer to that message: same run, kind and nonce, and
-        rightly signed."""
-        return self.names_question(asked) and self.is_answer(public)
 
     def names_question(self, asked: SignedMessage) -> bool:
         """Whether the header names that question: same run, kind, site and nonce."""
@@ -402,13 +408,25 @@ def texts_of(header: Header, key: str, reason: str) -> dict[str, str]:
     return {name: str(text) for name, text in value.items()}
 
 
+def largest_of(vector: np.ndarray) -> float:
+    """max |v|, without a copy of the vector; NaN where there is one, 0 where there is nothing.
+
+    >>> largest_of(np.array([1.0, -2.0])), largest_of(np.array([np.nan, 1.0]))
+    (2.0, nan)
+    """
+    return max(float(vector.max()), -float(vector.min())) if len(vector) else 0.0
+
+
+def is_finite(vector: np.ndarray) -> bool:
+    """Whether every number is finite."""
+    return math.isfinite(largest_of(vector))
+
+
 def check_values(vectors: Vectors, largest: float) -> None:
     """Refuse numbers that are not finite, or larger than ``largest``: near the end of the range
     of floats one record could decide whether an upload is finite."""
     for name, vector in vectors.items():
-        if not len(vector):
-            continue
-        top = float(np.abs(vector).max())
+        top = largest_of(vector)
         if not math.isfinite(top):
             raise Refused("not-finite", name)
         if top > largest:

@@ -91,14 +91,16 @@ def write_secret(path: Path, content: bytes) -> None:
         os.fsync(stream.fileno())
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Replace a file whole, readable by its owner alone; on disk when this returns."""
+def write_whole(path: Path, *pieces: bytes | memoryview) -> None:
+    """Replace a file whole, readable by its owner alone, by these bytes one after the other; on
+    disk when this returns."""
     partial = path.with_name(f".{path.name}.partial")
     handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
-        rest = memoryview(content)
-        while rest:
-            rest = rest[os.write(handle, rest) :]  # a full disk raises on the next, empty write
+        for piece in pieces:
+            rest = memoryview(piece)
+            while rest:
+                rest = rest[os.write(handle, rest) :]  # a full disk raises on the next, empty write
         os.fsync(handle)
     finally:
         os.close(handle)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -18,6 +19,7 @@ from dpscaffold.models.trained import Origin
 from dpscaffold.privacy.statement_types import Statement
 from dpscaffold.setting import Setting
 from dpscaffold.setting.budget import Budget
+from dpscaffold.setting.seeds import Seed
 from dpscaffold.tasks import Task
 from dpscaffold.tasks.metrics import METRICS
 from dpscaffold.tasks.ridge import RidgeSums
@@ -91,6 +93,16 @@ def setting_of(offer: Offer, enrolled: EnrolledRun, budget: Budget) -> Setting:
         budget,
         offer.sums,
     )
+
+
+def seed_of(setting: Setting, enrolled: EnrolledRun) -> Seed:
+    """What the participants are drawn from: the seed that all sites made, or a rehearsal's.
+
+    Neither is a secret of the run folder, so the mark needs no key: it is made again on resume.
+    """
+    if setting.secret:
+        return Seed("sites", enrolled.seed, key="")
+    return replace(setting.seed(), key="")
 
 
 def evaluation_on(offer: Offer, features: Tensor, labels: Tensor) -> Scorer:

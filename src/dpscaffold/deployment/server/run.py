@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,16 @@ from dpscaffold.deployment.protocol.enrolment import (
 )
 from dpscaffold.deployment.protocol.exchange import ExchangeStopped
 from dpscaffold.deployment.protocol.messages import Json, digest
-from dpscaffold.deployment.server.agreed import Scorer, model_of, setting_of, trained
+from dpscaffold.deployment.server.agreed import Scorer, model_of, seed_of, setting_of, trained
+from dpscaffold.deployment.server.continuing import (
+    CONTINUES,
+    SITES,
+    EarlierRun,
+    earlier_run,
+    read_counts,
+    refuse_continued,
+    refuse_others,
+)
 from dpscaffold.deployment.server.prepare import with_fitted
 from dpscaffold.deployment.server.secure import SecureSites
 from dpscaffold.deployment.server.sites import Patience, Sites, Stalled
@@ -37,18 +47,17 @@ from dpscaffold.engines.rounds import FinishedRound
 from dpscaffold.errors import BadInput
 from dpscaffold.models.storage import WITHIN
 from dpscaffold.privacy.statement_types import Statement
-from dpscaffold.randomness.seeds import Seed
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.runs.checkpoint import Checkpoint
+from dpscaffold.runs.earlier import EARLIER, read_people
 from dpscaffold.runs.folder import Identity, RunFolder
-from dpscaffold.runs.history import HistoryRow
+from dpscaffold.runs.history import HistoryRow, MetricValues
 from dpscaffold.runs.summary import Summary
 from dpscaffold.runs.written import plain, to_toml
 from dpscaffold.setting import Setting
 from dpscaffold.setting.budget import Budget
+from dpscaffold.setting.seeds import Seed
 from dpscaffold.training.driver import Ending, RunDriver
-
-SITES = "sites.json"
 
 #: Told what happens, one sentence at a time; and after every round, its row.
 Say = Callable[[str], None]
@@ -96,14 +105,19 @@ class Deployment:
     #: The scorer of a schema whose steps are all fitted.
     scorer_of: Callable[[SchemaSettings], Scorer | None] = lambda rows: None
 
-    def run(self, names: tuple[str, ...], resume: bool) -> DeploymentResult:
-        """Enrol and train, or go on where the folder stands."""
+    def run(
+        self, names: tuple[str, ...], resume: bool, continues: Path | None = None
+    ) -> DeploymentResult:
+        """Enrol and train, or go on where the folder stands. ``continues`` is the folder of a run
+        whose rounds that are left are taken, with other sites."""
         if self.offer.plan.max_rounds is not None:
             raise BadInput(
                 "not-applicable",
                 "plan.max_rounds is given, and sites agree to the rounds of one offer; leave it "
                 "out",
             )
+        if continues is not None:
+            refuse_others(self.offer, self.budget)
         while (place := self.offer.rows.unfitted) is not None:
             done = self._fit(place, names)
             if done.ended != "completed":
@@ -115,7 +129,7 @@ class Deployment:
             if resume and self.folder.holds_run:
                 enrolled = self._known(names)
             else:
-                enrolled = self._begun(names)
+                enrolled = self._begun(names, continues)
             enrolled = self._enrol(enrolled)
             setting = setting_of(self.offer, enrolled, self.budget)
             given = (setting, enrolled, self.post, self.patience, self._pause)
@@ -135,14 +149,21 @@ class Deployment:
 
     # --- enrolment
 
-    def _begun(self, names: tuple[str, ...]) -> EnrolledRun:
+    def _begun(self, names: tuple[str, ...], continues: Path | None) -> EnrolledRun:
         enrolled = EnrolledRun.fresh(self.offer.to_dict(), names, self.records)
+        if continues is not None:
+            self.folder.check_free()
+            earlier = earlier_run(continues, self.offer, names, self.budget)
+            enrolled = replace(enrolled, continues=earlier.enrolled.run, after=earlier.round)
         identity = Identity(enrolled.plan, "the plan; the records are the sites' own", "sites")
         self.folder.begin(to_toml(self.config), identity, self.offer.to_dict())
+        if continues is not None:
+            self.folder.write_text(CONTINUES, json.dumps({"folder": str(continues.resolve())}))
         self._keep(enrolled)
         return enrolled
 
     def _known(self, names: tuple[str, ...]) -> EnrolledRun:
+        refuse_continued(self.folder, "--out")
         self.folder.lock()
         self.folder.check_setting(self.offer.to_dict())
         saved = self.folder.read_json(SITES)
@@ -179,7 +200,12 @@ class Deployment:
         for name in gone:
             self.say(f"{name} was removed: the run goes on without it, and it stays in the draw")
         for name in new:
-            self.say(f"{name} was admitted after the run began; it takes part from the next run on")
+            self.say(
+                f"{name} was admitted after the run began, and is not part of it: all sites have "
+                f"committed to its draw. To train with {name} now, stop this run and let another "
+                f"take its rounds that are left: server run … --out NEW --continue "
+                f"{self.folder.path}"
+            )
 
     def _enrol(self, enrolled: EnrolledRun) -> EnrolledRun:
         """Whatever is still missing of offers, commitments and nonces."""
@@ -188,6 +214,8 @@ class Deployment:
             self._check_sizes(enrolled)
             self._keep(enrolled)
         if not enrolled.begun:
+            if enrolled.continues:
+                self._take_over(enrolled)
             enrolled = self._keep(begin_with(self.post, enrolled))
             tell_draw(self.post, enrolled, enrolled.names)
         self.say(f"run {enrolled.run}: {', '.join(enrolled.names)} take part")
@@ -195,6 +223,35 @@ class Deployment:
             voids = self.offer.secure.voids
             self.say(f"epsilon includes {voids} attempts at a sum without a result (secure.voids)")
         return enrolled
+
+    def _take_over(self, enrolled: EnrolledRun) -> None:
+        """Everybody has said yes to the rest of an earlier run: from here on that one is over.
+        Until then it can be resumed, and a refusal has cost nothing."""
+        path = Path(str((self.folder.read_json(CONTINUES) or {}).get("folder")))
+        earlier = earlier_run(path, self.offer, enrolled.names, self.budget, enrolled.run)
+        if (earlier.enrolled.run, earlier.round) != (enrolled.continues, enrolled.after):
+            raise BadInput(
+                "earlier-run-changed",
+                f"the run in {path} has gone on since it was to be continued after round "
+                f"{enrolled.after}; continue it again, with --continue and a new --out",
+            )
+        earlier.folder.lock()
+        try:
+            setting = setting_of(self.offer, earlier.enrolled, self.budget)
+            earlier.hand_over(enrolled, setting, self.folder)
+        finally:
+            earlier.folder.release()
+        self._say_continued(earlier, enrolled)
+
+    def _say_continued(self, earlier: EarlierRun, enrolled: EnrolledRun) -> None:
+        joined = [name for name in enrolled.names if name not in enrolled.earlier]
+        self.say(
+            f"the run goes on after round {earlier.round} of {earlier.folder.path}, which cannot "
+            f"be resumed any more; {', '.join(joined)} joined, and the others grant nothing new"
+        )
+        for name in earlier.enrolled.names:
+            if name not in enrolled.names:
+                self.say(f"{name} is not on the roster: it counts no more")
 
     def _check_sizes(self, enrolled: EnrolledRun) -> None:
         """Nothing has begun yet, so a refusal costs no site anything."""
@@ -227,7 +284,7 @@ class DeployedRun(RunDriver):
     round, and only then are its uploads acknowledged."""
 
     def __init__(self, deployment: Deployment, setting: Setting, sites: Sites) -> None:
-        super().__init__(setting, deployment.folder)
+        super().__init__(setting, deployment.folder, before=sites.enrolled.after)
         self.deployment, self.sites, self.post = deployment, sites, deployment.post
         self.out = deployment.folder
 
@@ -238,7 +295,7 @@ class DeployedRun(RunDriver):
             self.sites.restore(self.saved.sites)
         stop, state = self.deployment.stop, self.start()
         self.sites.take_up(state.round)
-        self._status(state, "running")
+        self._status(state, "running", self.accounts.live(state.round))
         try:
             ending = self.take_rounds(self.sites, state, stop)
         except Stalled as void:
@@ -249,13 +306,8 @@ class DeployedRun(RunDriver):
 
     @property
     def _seed(self) -> Seed:
-        """What the participants are drawn from: the seed that all sites made, or a rehearsal's.
-
-        Neither is a secret of this folder, so the mark needs no key: it is made again on resume.
-        """
-        if self.setting.secret:
-            return Seed("sites", self.sites.enrolled.seed, key="")
-        return replace(self.setting.seed(), key="")
+        """What the participants are drawn from."""
+        return seed_of(self.setting, self.sites.enrolled)
 
     @cached_property
     def randomness(self) -> Randomness:
@@ -279,13 +331,14 @@ class DeployedRun(RunDriver):
 
     def checkpoint(self, state: State) -> Checkpoint:
         """The state, and what is known of the sites."""
-        return Checkpoint(state, self.accounts.anchor, self.seconds, sites=self.sites.to_dict())
+        sites = self.sites.to_dict()
+        return Checkpoint(state, self.accounts.anchor, self.seconds, sites=sites)
 
     def stored(self, state: State, row: HistoryRow) -> None:
         """The round is on the disk: acknowledge its uploads."""
         self.sites.saved()
-        self._status(state, "running")
         self._name_bad_uploads(state)
+        self._status(state, "running", self.spent)
         if self.deployment.observer:
             self.deployment.observer(state.round, row)
 
@@ -310,15 +363,29 @@ class DeployedRun(RunDriver):
         if self.accounts.run is None:
             return
         names, ledger = self.sites.enrolled.names, self.accounts.ledger
+        unseen = self._unseen
+        asked = sorted({*done.draw.active.tolist(), *(names.index(name) for name in unseen)})
         while True:
             behind = [
                 user
-                for user in done.draw.active.tolist()
-                if self.post.seen.get(names[user], 0) > ledger.participations[user]
+                for user in asked
+                if self.post.seen.get(names[user], 0) + unseen.get(names[user], 0)
+                > ledger.participations[user]
             ]
             if not behind:
                 return
-            self.accounts.count_again(done.number, behind)
+            self.accounts.count_again(done.number, behind[: self.setting.cohort_size])
+
+    @cached_property
+    def _unseen(self) -> Mapping[str, int]:
+        """How often sites took part in the run that this one continues beyond what its ledger
+        counts; they are counted here."""
+        enrolled = self.sites.enrolled
+        if not enrolled.earlier:
+            return {}
+        counted = read_counts(self.out.file(EARLIER), read_people(self.out.path).before)
+        missing = {n: said - counted.get(n, 0) for n, said in enrolled.earlier.items()}
+        return {name: count for name, count in missing.items() if count > 0}
 
     # --- the end
 
@@ -344,7 +411,7 @@ class DeployedRun(RunDriver):
         if over and self.deployment.offer.fit is None:
             model = model_of(self.deployment.offer.rows, self.setting, state, said)
             model.save(self.out.file(WITHIN))
-        self._status(state, ending.how)
+        self._status(state, ending.how, self.accounts.live(state.round))
         refusals, seen = dict(self.post.refusals), self.post.seen
         return DeploymentResult(
             ending.how,
@@ -381,7 +448,7 @@ class DeployedRun(RunDriver):
                 )
         return max(distances) if distances else None
 
-    def _status(self, state: State, phase: str) -> None:
+    def _status(self, state: State, phase: str, spent: MetricValues) -> None:
         """``status.json``, for monitoring."""
         sent, received = self.deployment.bytes_crossed()
         reachable = self.deployment.reachable()
@@ -405,6 +472,6 @@ class DeployedRun(RunDriver):
                 for name in self.sites.enrolled.names
             },
             "refusals": self.post.refusals,
-            "epsilon": self.accounts.live(state.round).get("epsilon_server"),
+            "epsilon": spent.get("epsilon_server"),
         }
         self.out.write_text("status.json", json.dumps(status, indent=2) + "\n")

@@ -32,6 +32,7 @@ from dpscaffold.deployment.server.sites import (
     Stalled,
     as_array,
     in_words,
+    is_upload,
 )
 from dpscaffold.engines.aggregate import upload_of_mean
 from dpscaffold.engines.state import Draw, RoundUploads
@@ -170,7 +171,9 @@ class SecureSites(Sites):
             own = fields | {"acknowledged": self.acknowledged.get(name, "")}
             questions[name] = self.post.message("task", run, name, own, vectors, digests)
         yes, no = self.post.ask(questions)
-        no |= {name: "bad-upload" for name, got in yes.items() if not self._fits(round, got)}
+        words = {SUM: self.setting.task.parameters * self.sums.grid.bits // 32}
+        unfit = [name for name, got in yes.items() if not is_upload(got, round, words)]
+        no |= dict.fromkeys(unfit, "bad-upload")
         tally.reasons = no
         counted = {name for name, got in yes.items() if got.header.get("fresh") is True}
         tally.fresh = tuple(sorted({*tally.fresh, *counted}))
@@ -206,15 +209,6 @@ class SecureSites(Sites):
             f"secure.voids is {self.sums.secure.voids} in the plan, and that many attempts without "
             f"a result are used up; start another run with a larger one, which each site.toml must "
             f"allow too"
-        )
-
-    def _fits(self, round: int, answer: SignedMessage) -> bool:
-        """Whether an answer is an upload of this round that can be added."""
-        words = self.setting.task.parameters * self.sums.grid.bits // 32
-        return (
-            answer.header.get("round") == round
-            and isinstance(answer.header.get("upload"), str)
-            and {name: len(vector) for name, vector in answer.vectors.items()} == {SUM: words}
         )
 
     def _summed(

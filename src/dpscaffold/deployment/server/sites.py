@@ -19,7 +19,13 @@ from torch import Tensor
 
 from dpscaffold.algorithms import Algorithm, Broadcast, Slots, Upload
 from dpscaffold.deployment.protocol.enrolment import EnrolledRun, SignedExchange, enrol_again
-from dpscaffold.deployment.protocol.messages import Header, Json, SignedMessage, vector_digests
+from dpscaffold.deployment.protocol.messages import (
+    Header,
+    Json,
+    SignedMessage,
+    is_finite,
+    vector_digests,
+)
 from dpscaffold.deployment.protocol.shapes import upload_lengths
 from dpscaffold.deployment.server.bounds import upload_bounds
 from dpscaffold.engines.aggregate import aggregate
@@ -85,9 +91,13 @@ class Sites:
         self.last = RoundTally()
         self._applied: dict[str, str] = {}
         self._restore: set[str] = set()
-        #: The lengths of the vectors of an upload of this round, and what was sent for it.
+        #: The lengths of the vectors of an upload of this round, what was sent for it, and what is
+        #: known of the participants' memories.
         self._wanted: dict[str, int] = {}
         self._round: tuple[Algorithm, Broadcast] | None = None
+        self._slots: dict[int, Slots] = {}
+        #: The largest norm of parameters that were sent; None where it is not known of all rounds.
+        self._farthest: float | None = 0.0
 
     def gather(self, phase: Algorithm, broadcast: Broadcast, draw: Draw) -> RoundUploads:
         """One round at those who take part; void, and asked again, where too few answer."""
@@ -96,10 +106,11 @@ class Sites:
         began = time.perf_counter()
         self._wanted = upload_lengths(phase, self.setting.task.parameters)
         self._round = (phase, broadcast)
+        self._slots = {user: self.memories.look(user) for user in draw.active.tolist()}
+        if self._farthest is not None:
+            self._farthest = max(self._farthest, float(broadcast.params.norm()))
         names = {self.enrolled.names[user]: user for user in draw.active.tolist()}
-        vectors = {"params": as_array(broadcast.params)}
-        vectors |= {f"shared.{name}": as_array(value) for name, value in broadcast.shared.items()}
-        tally = RoundTally()
+        vectors, tally = broadcast_vectors(broadcast), RoundTally()
         while True:
             uploads = self._ask(broadcast.round, names, vectors, tally)
             wanted = min(self.patience.quorum, len(self.post.still_admitted(names)))
@@ -155,13 +166,15 @@ class Sites:
         digests = vector_digests(vectors)
         questions = {name: self._task(round, name, vectors, digests) for name in names}
         yes, no = self.post.ask(questions)
-        for name, answer in list(yes.items()):
-            if not self._fits(round, answer) or self._too_large(name, answer, tally):
-                no[name] = "bad-upload"
-                del yes[name]
-            else:
-                self._restore.discard(name)
-        return yes, no
+        fitting = [name for name, one in yes.items() if fits_round(one, round, self._wanted)]
+        used: dict[str, SignedMessage] = {}
+        for name, bounds in self._bounds(fitting).items():
+            norms = upload_norms(yes[name])
+            tally.norms[name] = (norms["params"], bounds.get("params"))
+            if not is_too_large(norms, bounds):
+                used[name] = yes[name]
+        self._restore -= set(used)
+        return used, no | {name: "bad-upload" for name in yes if name not in used}
 
     def _task(
         self,
@@ -184,25 +197,13 @@ class Sites:
         slots = self.memories.recall([self.enrolled.names.index(name)])
         return {f"restore.{key}": as_array(value[0]) for key, value in slots.items()}
 
-    def _fits(self, round: int, answer: SignedMessage) -> bool:
-        """Whether an answer is an upload of this round that can be added without harm."""
-        found = {name: len(vector) for name, vector in answer.vectors.items()}
-        return (
-            answer.header.get("round") == round
-            and isinstance(answer.header.get("upload"), str)
-            and found == self._wanted
-            and all(bool(np.isfinite(vector).all()) for vector in answer.vectors.values())
-        )
-
-    def _too_large(self, name: str, answer: SignedMessage, tally: RoundTally) -> bool:
-        """Whether an upload is larger than any that honest steps can give; notes its norm."""
+    def _bounds(self, names: Iterable[str]) -> dict[str, Mapping[str, float]]:
+        """The largest norms of these sites' honest uploads, where they are known."""
         assert self._round is not None
-        user = self.enrolled.names.index(name)
-        slots = self.memories.recall([user])
-        bounds = upload_bounds(self.setting, *self._round, user, slots) or {}
-        norms = {k: float(np.linalg.norm(v)) for k, v in answer.vectors.items()}
-        tally.norms[name] = (norms["params"], bounds.get("params"))
-        return any(norms[key] > bound for key, bound in bounds.items())
+        users = {name: self.enrolled.names.index(name) for name in names}
+        slots = {user: self._slots[user] for user in users.values()}
+        found = upload_bounds(self.setting, *self._round, slots, self._farthest)
+        return {name: found[user] or {} for name, user in users.items()}
 
     def _apply(
         self,
@@ -212,15 +213,18 @@ class Sites:
         uploads: Mapping[str, SignedMessage],
     ) -> RoundUploads:
         """The two laws, in the order of users, and the mirror of what each has added."""
-        answered = {name: user for name, user in names.items() if name in uploads}
-        before = {name: self.memories.recall([user]) for name, user in answered.items()}
-        read = {name: read_upload(uploads[name], before[name]) for name in answered}
-        for name, (_, after) in read.items():
-            self.memories.keep([answered[name]], after)
-            self._applied[name] = str(uploads[name].header["upload"])
-        if not read:
+        answered = {user: uploads[name] for name, user in names.items() if name in uploads}
+        if not answered:
             return self._nothing(broadcast)
-        parts = [([answered[name]], upload) for name, (upload, _) in read.items()]
+        parts, kept = [], []
+        for user, message in answered.items():
+            upload, after = read_upload(message, self._slots[user])
+            parts.append(([user], upload))
+            kept.append(([user], after))
+            self._applied[self.enrolled.names[user]] = str(message.header["upload"])
+        self._slots = {}
+        for given in kept:
+            self.memories.keep(*given)
         return aggregate(self.setting, draw, broadcast, parts)
 
     def _nothing(self, broadcast: Broadcast) -> RoundUploads:
@@ -266,6 +270,7 @@ class Sites:
             "totals": dict(self.post.totals),
             "heads": {n: [dict(vars(h)) for h in heads] for n, heads in self.post.heads.items()},
             "restore": sorted(self._restore),
+            "farthest": self._farthest,
             "mirror": self.memories.to_dict(),
         }
 
@@ -274,6 +279,7 @@ class Sites:
         self.acknowledged = dict(saved["acknowledged"])
         self._applied = {}
         self._restore = set(saved["restore"])
+        self._farthest = saved.get("farthest")
         for known, key in ((self.post.seen, "seen"), (self.post.totals, "totals")):
             for name, count in saved[key].items():
                 known[name] = max(count, known.get(name, 0))
@@ -284,10 +290,38 @@ class Sites:
             self.memories.restore(saved["mirror"])
 
 
+def broadcast_vectors(broadcast: Broadcast) -> dict[str, np.ndarray]:
+    """What is sent to the participants of a round, by the names of a message's vectors."""
+    shared = {f"shared.{name}": as_array(value) for name, value in broadcast.shared.items()}
+    return {"params": as_array(broadcast.params), **shared}
+
+
+def is_upload(answer: SignedMessage, round: int, wanted: Mapping[str, int]) -> bool:
+    """Whether an answer is an upload of this round, with vectors of the wanted lengths."""
+    found = {name: len(vector) for name, vector in answer.vectors.items()}
+    named = isinstance(answer.header.get("upload"), str)
+    return answer.header.get("round") == round and named and found == wanted
+
+
+def fits_round(answer: SignedMessage, round: int, wanted: Mapping[str, int]) -> bool:
+    """Whether an answer is an upload of this round that can be added without harm."""
+    return is_upload(answer, round, wanted) and all(map(is_finite, answer.vectors.values()))
+
+
+def upload_norms(answer: SignedMessage) -> dict[str, float]:
+    """The norm of every vector of an upload."""
+    return {name: float(np.linalg.norm(vector)) for name, vector in answer.vectors.items()}
+
+
+def is_too_large(norms: Mapping[str, float], bounds: Mapping[str, float]) -> bool:
+    """Whether an upload is larger than any that honest steps can give."""
+    return any(norms[key] > bound for key, bound in bounds.items())
+
+
 def read_upload(message: SignedMessage, before: Slots) -> tuple[Upload, Slots]:
     """A message's upload as a stack of one, and the site's slots once it is applied: what it kept
-    where it says so, else what was known and the total."""
-    stacked = {name: torch.from_numpy(v.copy())[None] for name, v in message.vectors.items()}
+    where it says so, else what was known and the total. The upload shares the message's memory."""
+    stacked = {name: torch.from_numpy(_writeable(v))[None] for name, v in message.vectors.items()}
     totals: dict[str, Tensor] = {}
     after = dict(before)
     for label, value in stacked.items():
@@ -299,6 +333,11 @@ def read_upload(message: SignedMessage, before: Slots) -> tuple[Upload, Slots]:
             if name in before:
                 after[name] = before[name] + value
     return Upload(stacked["params"], totals), after
+
+
+def _writeable(vector: np.ndarray) -> np.ndarray:
+    """The vector as PyTorch takes it; a copy only of one that cannot be written to."""
+    return vector if vector.flags.writeable else vector.copy()
 
 
 def as_array(value: Tensor) -> np.ndarray:

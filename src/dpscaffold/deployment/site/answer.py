@@ -46,6 +46,7 @@ from dpscaffold.deployment.site.asked import SiteWork
 from dpscaffold.deployment.site.audit import AuditLog
 from dpscaffold.deployment.site.checking import (
     check_anchors,
+    check_not_continued,
     check_round,
     check_seen,
     check_shapes,
@@ -54,11 +55,20 @@ from dpscaffold.deployment.site.checking import (
     enrolment_of,
     entry_of,
     held,
+    mapping_of,
     named,
     question_of,
     restored,
     roster_of,
     sized_names,
+)
+from dpscaffold.deployment.site.continuing import (
+    check_joined,
+    check_rest,
+    continues_in,
+    granted_before,
+    rounds_left,
+    take_over,
 )
 from dpscaffold.deployment.site.file import Policy, SiteGrant, Terms, check_terms, grant
 from dpscaffold.deployment.site.ledger import GrantedRun, SiteLedger
@@ -180,7 +190,9 @@ class Site:
         memory, ledger = self.state.run(run), self._current_ledger()
         try:
             check_seen(self.state, header, run, ledger)
+            check_not_continued(run, ledger)
             self._requests.check(run, self.policy().approval, new=name == "offer")
+            self._requests.check_earlier(ledger.chain(run)[1:])
             fields, vectors = kind(message, run, memory, ledger)
         except Refused as no:
             self.log(f"refused: {no}")
@@ -201,23 +213,21 @@ class Site:
         self, message: SignedMessage, run: str, memory: RunMemory, ledger: SiteLedger
     ) -> Reply:
         """Check the offer, reserve the grant, commit to a nonce."""
-        offer = message.header.get("offer")
-        if not isinstance(offer, dict):
-            raise Refused("bad-offer", "it is not a table")
+        offer = dict(mapping_of(message.header, "offer"))
         package = message.header.get("package")
         if not compatible(package):
             raise Refused(
                 "version", f"the server has dpscaffold {package!r:.20}, here {__version__}"
             )
         promised = text_of(message.header, "commitment", "bad-offer")
-        plan, policy = digest(offer), self.policy()
+        plan, policy, continues = digest(offer), self.policy(), continues_in(message.header)
         known = memory.enrolment()
         if known is None:
             work = self.open_work(offer, policy)
             members = self._members(message.header, work, policy)
             terms = summed(work, self.name, members, policy)
             check_terms(policy, terms)
-            self._reserve(run, offer, policy, work, terms, ledger, members)
+            self._reserve(run, message.header, policy, work, terms, ledger, members)
             known = Enrolment(
                 run=run,
                 plan=plan,
@@ -228,12 +238,15 @@ class Site:
                 server_commitment=promised,
                 anchor=vars(ledger.anchor),
                 members={} if members is None else members.to_dict(),
+                continues=continues,
             )
             self.step("reserved")
             memory.write_enrolment(known)
             self._open(run, work)
         elif known.plan != plan or known.server_commitment != promised:
             raise Refused("plan-changed", f"enrolled in {known.plan}")
+        elif known.continues != continues:
+            raise Refused("bad-continuation", f"it was to continue {known.continues!r}")
         entry = entry_of(run, ledger)
         sizes: dict[str, Json] = {"records": known.records, "declared": known.declared}
         return {
@@ -242,6 +255,7 @@ class Site:
             "cap": entry.grant.participations,
             "uploads": held(memory),
             "commitment": commitment(run, self.name, known.nonce),
+            **({"earlier": ledger.used_before(run)} if entry.continues else {}),
             **counts(entry, ledger),
         }, {}
 
@@ -261,27 +275,41 @@ class Site:
     def _reserve(
         self,
         run: str,
-        offer: Header,
+        header: Header,
         policy: Policy,
         work: SiteWork,
         terms: Terms,
         ledger: SiteLedger,
         members: Members | None,
     ) -> None:
-        """A grant for a new run, once it is approved. One that the ledger holds already (the run's
-        folder was lost) stays as it is."""
-        plan = digest(offer)
+        """A grant for a new run, once it is approved; or the rest of the one that it continues. One
+        that the ledger holds already (the run's folder was lost) stays as it is."""
+        offer, continues = dict(mapping_of(header, "offer")), continues_in(header)
+        plan, old = digest(offer), granted_before(continues, ledger)
         if run in ledger.runs and not ledger.runs[run].released:
             entry = entry_of(run, ledger)
             if entry.plan != plan:
                 raise Refused("plan-changed", f"the ledger has {entry.plan}")
+            if entry.continues != (continues if old is not None else ""):
+                raise Refused("bad-continuation", f"the ledger continues {entry.continues!r}")
             return
-        granted = self._granted(run, policy, work, terms, ledger)
+        if old is not None:
+            self._requests.check_earlier(ledger.chain(old.run))
+            check_rest(run, old, plan, work, terms, self.state)
+            granted = replace(old.grant, participations=old.remaining)
+        else:
+            needed = rounds_left(header, terms) if continues else terms
+            granted = self._granted(run, policy, work, needed, ledger)
         left = ledger.left(policy)
         asked = request_of(run, offer, self.coordinator, work, terms, granted, left, members)
-        self._requests.admit(asked, offer, policy.approval)
+        asked = replace(asked, continues="" if old is None else continues)
+        self._requests.admit(asked, offer, policy.approval, ledger.granted)
+        if old is not None:
+            self._take_back(ledger.offered_rests(old.run, besides=run), ledger)
+            ledger.offer_rest(run, old.run)
+            return
         account = terms.to_dict(work.records, work.batch, work.declared)
-        ledger.reserve(run, plan, granted, account)
+        ledger.reserve(GrantedRun(run, plan, granted, account))
 
     def _granted(
         self, run: str, policy: Policy, work: SiteWork, terms: Terms, ledger: SiteLedger
@@ -336,7 +364,12 @@ class Site:
         if commitments[SERVER] != known.server_commitment:
             raise Refused("bad-draw", "the server committed to something else")
         with_members = (known.members,) if known.members else ()
+        if entry.continues and not entry.began:
+            check_joined(entry.continues, names, self.state)
         ledger.begin(run, digest(list(names), list(sizes), commitments, *with_members))
+        self.step("begun")
+        if entry.continues:
+            take_over(self.state.run(entry.continues), memory)
         if not known.roster:
             memory.amend(known, roster=names, sizes=sizes, commitments=commitments)
         return {"status": "yes", "nonce_shown": "" if lost else known.nonce}, {}
@@ -369,9 +402,7 @@ class Site:
         if not known.members or not known.nonces:
             raise Refused("bad-draw", "the run has not begun here, or has no secure sums")
         policy = self.policy()
-        if entry.participations >= self._cap(
-            entry, policy, self._work(known, entry, policy), ledger
-        ):
+        if entry.used >= self._cap(entry, policy, self._work(known, entry, policy), ledger):
             raise Refused("budget-spent")
         return {
             "status": "yes",
@@ -416,7 +447,7 @@ class Site:
             return self._upload(pending, entry, ledger, fresh=False)
         if attempt is not None:
             self._check_sum(attempt, round, known, drawn, entry, policy)
-        if entry.participations >= self._cap(entry, policy, work, ledger):
+        if entry.used >= self._cap(entry, policy, work, ledger):
             raise Refused("budget-spent")
         ledger.participate(run, round, attempt.number if attempt else 0)
         self.step("counted")
@@ -543,11 +574,12 @@ class Site:
         stricter since. The shares ε/``max_runs`` and δ/``max_runs`` are for new grants; every
         number of the file counts at once."""
         granted, cap = entry.grant, min(entry.grant.participations, policy.max_participations)
-        if ledger.place(entry.run) >= policy.max_runs:
+        holder = ledger.holder(entry.run)
+        if ledger.place(holder) >= policy.max_runs:
             return 0
         if granted.epsilon is None:
             return cap
-        left = ledger.left(policy, entry.run)
+        left = ledger.left(policy, holder)
         slack = 1 + 1e-9  # sums over runs are rounded
         if granted.delta > left.delta * slack:
             return 0

@@ -1,10 +1,10 @@
 """A person's yes: what a server asks for, in words, and what the site's people decided.
 
 Each run that passes the policy has a file ``requests/RUN.json`` in the state folder, and the whole
-plan next to it. With ``approval = "each-run"`` the site answers ``awaiting-approval`` until
-somebody runs ``dpscaffold site approve``. A decision is for one run, one plan, one grant and one
-list of members: if any of them changes, it is asked again. A run that was refused gets no answer
-but ``not-approved``, also in the middle.
+plan next to it; a bounded number of them is kept. With ``approval = "each-run"`` the site answers
+``awaiting-approval`` until somebody runs ``dpscaffold site approve``. A decision is for one run,
+one plan, one grant and one list of members: if any of them changes, it is asked again. A run that
+was refused gets no answer but ``not-approved``, also in the middle.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import getpass
 import json
 import math
 import os
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Literal
@@ -29,6 +30,8 @@ from dpscaffold.privacy.showing import digits_up, round_up
 FOLDER = "requests"
 #: No more requests wait for a decision at a time; a server that sends more has to wait.
 MOST_WAITING = 50
+#: Approved requests that are kept, in addition to those of runs that hold a grant.
+MOST_KEPT = 100
 #: Who decides where the policy alone does.
 POLICY = "policy"
 
@@ -42,7 +45,8 @@ class RunRequest:
     ``epsilon`` and ``delta`` are those of this run towards the server, None without a guarantee;
     ``epsilon_left`` is what the policy allows for all further runs together, before this one.
     ``records`` is the number that the server learns, None where it learns none. ``uploads`` is the
-    number of values that leave in a round.
+    number of values that leave in a round. ``continues`` is the run whose grant pays for this one:
+    ``participations`` is then what is left of it, and ``epsilon`` is reserved already.
     """
 
     run: str
@@ -71,6 +75,7 @@ class RunRequest:
     decision: Decision = "waiting"
     by: str = ""
     decided: str = ""
+    continues: str = ""
 
     @property
     def identity(self) -> str:
@@ -91,7 +96,7 @@ class RunRequest:
     def read(cls, path: Path) -> RunRequest | None:
         """The request in a file; None where there is none."""
         try:
-            values = json.loads(path.read_bytes())
+            values = {"continues": "", **json.loads(path.read_bytes())}
             if set(values) != {field.name for field in fields(cls)}:
                 raise ValueError("its keys are not those of a request")
             lists = {name: tuple(values[name]) for name in ("columns", "classes", "members")}
@@ -172,18 +177,37 @@ class Requests:
         if approval == "each-run" and not new and not (known and known.by_person):
             raise Refused("awaiting-approval", f"dpscaffold site approve {run[:8]}")
 
-    def admit(self, asked: RunRequest, offer: Header, approval: Approval) -> None:
-        """Let a request pass once it is approved; a new one is written down first."""
+    def check_earlier(self, runs: Iterable[str]) -> None:
+        """Refuse a run that continues one that the site's people refused."""
+        for run in runs:
+            known = self.find(run)
+            if known is not None and known.decision == "refused":
+                raise Refused("not-approved", f"it continues {run}, refused by {known.by}")
+
+    def admit(
+        self, asked: RunRequest, offer: Header, approval: Approval, granted: Collection[str] = ()
+    ) -> None:
+        """Let a request pass once it is approved; a new one is written down first, and the oldest
+        are removed. ``granted`` are the runs that hold a grant."""
         known = self.find(asked.run)
         if known is None or known.identity != asked.identity:
-            waiting = sum(one.decision == "waiting" for one in self.all())
-            if approval == "each-run" and known is None and waiting >= MOST_WAITING:
-                raise Refused("awaiting-approval", f"{waiting} other requests wait for a decision")
+            others = [one for one in self.all() if one.run != asked.run]
+            if approval == "each-run" and known is None:
+                _refuse_too_many(others)
+            self._remove_oldest(others, granted)
             known = self._write(asked, offer)
         if approval == "each-run" and not known.by_person:
             raise Refused("awaiting-approval", f"dpscaffold site approve {asked.run[:8]}")
         if known.decision != "approved":
             self.decide(known, "approved", POLICY)
+
+    def _remove_oldest(self, others: Iterable[RunRequest], granted: Collection[str]) -> None:
+        """Remove the oldest of those that were approved and hold no grant: if one is offered again,
+        it is decided again. What people refused, and what waits, stays; the audit log keeps all."""
+        old = [one.run for one in others if one.decision == "approved" and one.run not in granted]
+        for run in old[: max(0, len(old) + 1 - MOST_KEPT)]:
+            self.offer_path(run).unlink(missing_ok=True)
+            self._path(run).unlink(missing_ok=True)
 
     def decide(self, request: RunRequest, decision: Decision, by: str) -> RunRequest:
         """Write a decision down: first into the audit log, then where the site reads it."""
@@ -197,6 +221,7 @@ class Requests:
         (self.state / FOLDER).mkdir(mode=0o700, exist_ok=True)
         about = {name: getattr(asked, name) for name in ("run", "plan", "coordinator")}
         cost = {name: getattr(asked, name) for name in ("epsilon", "delta", "participations")}
+        about |= {"continues": asked.continues} if asked.continues else {}
         self.audit.write("request", **about, **cost)
         write_private(self.offer_path(asked.run), json.dumps(offer, indent=2, ensure_ascii=False))
         write_private(self._path(asked.run), asked.to_json())
@@ -208,6 +233,13 @@ class Requests:
     def offer_path(self, run: str) -> Path:
         """Where the whole plan of a request is."""
         return self.state / FOLDER / f"{run}.offer.json"
+
+
+def _refuse_too_many(others: Iterable[RunRequest]) -> None:
+    """Refuse one more request while many wait for a decision."""
+    waiting = sum(one.decision == "waiting" for one in others)
+    if waiting >= MOST_WAITING:
+        raise Refused("awaiting-approval", f"{waiting} other requests wait for a decision")
 
 
 def requests_in(state: Path) -> Requests:
@@ -294,6 +326,13 @@ def _cost(request: RunRequest) -> str:
     left = math.floor(request.epsilon_left * 1000) / 1000  # never more than there is
     if request.epsilon is None:
         return f"NO PRIVACY GUARANTEE: uploads have no secret noise; ε left: {left}"
+    if request.continues:
+        return (
+            f"nothing new: it continues run {request.continues[:8]}…, whose grant (ε at most "
+            f"{round_up(request.epsilon)} at δ = {digits_up(request.delta)} for each "
+            f"{request.unit}) covers both; {request.participations} participations of it are "
+            f"left; {left} is left for other runs"
+        )
     rest = math.floor(max(0.0, request.epsilon_left - request.epsilon) * 1000) / 1000
     secure = ""
     if request.epsilon_alone is not None:

@@ -123,6 +123,21 @@ def entry_of(run: str, ledger: SiteLedger) -> GrantedRun:
     return entry
 
 
+def check_not_continued(run: str, ledger: SiteLedger) -> None:
+    """Refuse every message about a run that goes on as another one: its grant is there."""
+    entry = ledger.runs.get(run)
+    if entry is not None and entry.continued:
+        raise Refused("run-continued", f"it goes on as {entry.continued}")
+
+
+def mapping_of(header: Header, name: str) -> Mapping[str, Json]:
+    """A table of a message."""
+    found = header.get(name)
+    if not isinstance(found, dict):
+        raise Refused("bad-offer", "it is not a table")
+    return found
+
+
 def check_anchors(known: Enrolment, pending: PendingUpload | None, ledger: SiteLedger) -> None:
     """The ledger must still begin with what it held when these files were written."""
     stored = [] if pending is None else [pending.anchor]

@@ -3,6 +3,7 @@
 The new slots of a participation become the site's memory only when the server says that it has the
 upload: until then they are *pending*, next to the upload itself, so that a question that is asked
 again gets the same answer and costs nothing. Every file is replaced whole and fsynced, folder too.
+With the acknowledgement ``pending.box`` becomes ``memory.box`` by its name alone.
 
 ==================  ============================================================================
 ``enrolment.json``  the offer, the grant, the site's nonce, and the roster and nonces once known
@@ -45,6 +46,9 @@ FORMAT = 1
 #: So often a server may set the slots of a site in one run.
 MOST_RESTORES = 1000
 
+#: Device, number, size and time of a file's content.
+_Mark = tuple[int, int, int, int]
+
 
 @dataclass(frozen=True)
 class Enrolment:
@@ -66,13 +70,16 @@ class Enrolment:
     over: bool = False
     #: Names, sizes and signing keys of everybody in a run with secure sums.
     members: Mapping[str, Any] = field(default_factory=dict)
+    #: The run that this one continues, as its offer says.
+    continues: str = ""
 
 
 @dataclass(frozen=True)
 class PendingUpload:
     """The last upload: the question it answers, its vectors, and the slots it would bring.
 
-    ``count`` and ``anchor`` say where the ledger stood when it was made.
+    ``count`` and ``anchor`` say where the ledger stood when it was made, ``restores``, read back
+    from the disk, which messages had set the slots before (:class:`AcknowledgedSlots`).
     """
 
     upload: str
@@ -82,6 +89,7 @@ class PendingUpload:
     anchor: Anchor
     vectors: Vectors
     slots: Vectors
+    restores: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -95,11 +103,36 @@ class AcknowledgedSlots:
     restores: tuple[str, ...] = ()
 
 
+class OpenBoxes:
+    """The boxes of one run as this process wrote or verified them, so that a round does not read
+    them again. A file that is not as it was left is read and verified again."""
+
+    def __init__(self) -> None:
+        self._held: dict[Path, tuple[_Mark | None, SignedMessage]] = {}
+
+    def find(self, path: Path) -> SignedMessage | None:
+        """What the file holds; None where that is not known."""
+        mark, box = self._held.get(path, (None, None))
+        return box if mark is not None and mark == _mark(path) else None
+
+    def hold(self, path: Path, mark: _Mark | None, box: SignedMessage) -> None:
+        """Remember what the file held when it had this mark; other runs' boxes are let go."""
+        self._held = {k: v for k, v in self._held.items() if k.parent == path.parent}
+        vectors = {name: _read_only(vector) for name, vector in box.vectors.items()}
+        self._held[path] = (mark, SignedMessage(box.header, vectors))
+
+    def renamed(self, path: Path, to: Path, vectors: Vectors) -> None:
+        """A file has got another name, and only these of its vectors are of use."""
+        mark, box = self._held.pop(path, (None, SignedMessage({})))
+        if mark is not None and mark == _mark(to):
+            self.hold(to, mark, SignedMessage(box.header, vectors))
+
+
 class RunMemory:
     """One run's folder at a site."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, boxes: OpenBoxes | None = None) -> None:
+        self.folder, self._boxes = folder, boxes
 
     # --- enrolment
 
@@ -140,9 +173,10 @@ class RunMemory:
         box = self._read("memory.box")
         if box is None:
             return AcknowledgedSlots("", {})
-        restores = box.header.get("restores", [])
-        known = tuple(map(str, restores)) if isinstance(restores, list) else ()
-        return AcknowledgedSlots(str(box.header["upload"]), box.vectors, known)
+        slots = box.vectors
+        if "question" in box.header:  # it was a pending upload
+            slots = _under(box.vectors, "slot.")
+        return AcknowledgedSlots(str(box.header["upload"]), slots, _restores(box.header))
 
     def pending(self) -> PendingUpload | None:
         """The upload that waits for its acknowledgement."""
@@ -162,6 +196,7 @@ class RunMemory:
                 anchor,
                 vectors,
                 slots,
+                _restores(head),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise Refused("state-damaged", f"{self.folder / 'pending.box'}: {error}") from error
@@ -175,6 +210,7 @@ class RunMemory:
             "count": pending.count,
             "lines": pending.anchor.lines,
             "head": pending.anchor.head,
+            "restores": list(self.acknowledged().restores),
         }
         vectors = {f"upload.{name}": value for name, value in pending.vectors.items()}
         vectors |= {f"slot.{name}": value for name, value in pending.slots.items()}
@@ -188,6 +224,10 @@ class RunMemory:
     @property
     def _pending(self) -> Path:
         return self.folder / "pending.box"
+
+    @property
+    def _memory(self) -> Path:
+        return self.folder / "memory.box"
 
     def settle(
         self,
@@ -206,9 +246,7 @@ class RunMemory:
         memory = self.acknowledged()
         if pending is not None and pending.upload == acknowledged:
             memory = AcknowledgedSlots(acknowledged, pending.slots, memory.restores)
-            self._write_memory(memory)
-            # Not synced: if it comes back after a crash, it is settled again to the same slots.
-            self._pending.unlink()
+            self._accept(pending, memory)
         elif memory.upload != acknowledged:
             if restore is None:
                 raise Refused("state-mismatch", f"{acknowledged!r:.50} is not known here")
@@ -219,6 +257,19 @@ class RunMemory:
             self._write_memory(memory)
             self.drop_pending()
         return memory
+
+    def _accept(self, pending: PendingUpload, memory: AcknowledgedSlots) -> None:
+        """Make the pending upload's slots the memory: its box holds all that a memory needs."""
+        if pending.restores == memory.restores:
+            os.replace(self._pending, self._memory)
+            sync_folder(self.folder)
+            if self._boxes is not None:
+                slots = {f"slot.{name}": value for name, value in pending.slots.items()}
+                self._boxes.renamed(self._pending, self._memory, slots)
+            return
+        self._write_memory(memory)
+        # Not synced: if it comes back after a crash, it is settled again to the same slots.
+        self._pending.unlink()
 
     def _write_memory(self, memory: AcknowledgedSlots) -> None:
         head: dict[str, Json] = {"upload": memory.upload, "restores": list(memory.restores)}
@@ -235,7 +286,8 @@ class RunMemory:
             return
         for path in self.folder.iterdir():
             path.unlink()
-        sync_folder(self.folder)
+        self.folder.rmdir()
+        sync_folder(self.folder.parent)
 
     def write_model(self, statement: Header, vectors: Vectors) -> None:
         """Store the final model with its statement."""
@@ -247,14 +299,21 @@ class RunMemory:
 
     def _write(self, name: str, header: Header, vectors: Vectors) -> None:
         plain = {key: np.ascontiguousarray(value, "<f4") for key, value in vectors.items()}
-        parts, check = packed(SignedMessage(header, plain)), hashlib.sha256()
+        box, path = SignedMessage(header, plain), self.folder / name
+        parts, check = packed(box), hashlib.sha256()
         for part in parts:
             check.update(part)
-        write_whole(self.folder / name, b"".join([*parts, check.digest()]))
+        write_whole(path, *parts, check.digest())
+        if self._boxes is not None and path in (self._pending, self._memory):
+            self._boxes.hold(path, _mark(path), box)
 
     def _read(self, name: str) -> SignedMessage | None:
         path = self.folder / name
+        known = None if self._boxes is None else self._boxes.find(path)
+        if known is not None:
+            return known
         try:
+            mark = _mark(path)
             raw = memoryview(path.read_bytes())
         except FileNotFoundError:
             return None
@@ -263,6 +322,8 @@ class RunMemory:
         box = unpack(raw[:-32]) if hashlib.sha256(raw[:-32]).digest() == raw[-32:] else None
         if box is None:
             raise Refused("state-damaged", f"{path} is not what was written")
+        if self._boxes is not None and path in (self._pending, self._memory):
+            self._boxes.hold(path, mark, box)
         return box
 
 
@@ -277,7 +338,7 @@ class StateFolder:
     """
 
     def __init__(self, path: Path, site: str) -> None:
-        self.path = path
+        self.path, self._boxes = path, OpenBoxes()
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
@@ -338,7 +399,7 @@ class StateFolder:
         """One run's memory. Ids are hexadecimal; whatever else is asked for has no folder."""
         if not run or len(run) > 64 or any(c not in "0123456789abcdef" for c in run):
             raise Refused("unknown-run", f"{run!r:.80} is not a run's id")
-        return RunMemory(self.path / "runs" / run)
+        return RunMemory(self.path / "runs" / run, self._boxes)
 
     def runs(self) -> list[RunMemory]:
         """All runs that have a folder."""
@@ -352,6 +413,29 @@ class StateFolder:
 
 def _under(vectors: Vectors, prefix: str) -> dict[str, np.ndarray]:
     return {k.removeprefix(prefix): v for k, v in vectors.items() if k.startswith(prefix)}
+
+
+def _restores(header: Header) -> tuple[str, ...]:
+    """The nonces in a box of the messages that set the slots."""
+    restores = header.get("restores", [])
+    return tuple(map(str, restores)) if isinstance(restores, list) else ()
+
+
+def _read_only(vector: np.ndarray) -> np.ndarray:
+    """The same numbers, which nobody can change by mistake."""
+    kept = vector.view()
+    kept.flags.writeable = False
+    return kept
+
+
+def _mark(path: Path) -> _Mark | None:
+    """What changes when anybody replaces or writes to a file, and not with its name; None where
+    there is none."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _check(body: object) -> str:

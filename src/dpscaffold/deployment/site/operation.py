@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from dpscaffold.deployment.protocol.messages import Refused
-from dpscaffold.deployment.site.file import FINE_TUNING, Terms, read_site_file
+from dpscaffold.deployment.site.file import EVALUATION, FINE_TUNING, Terms, read_site_file
 from dpscaffold.deployment.site.ledger import GrantedRun, SiteLedger
 from dpscaffold.deployment.site.memory import StateFolder
 from dpscaffold.deployment.site.model import finished_run
@@ -67,7 +67,14 @@ def _run_line(entry: GrantedRun) -> dict[str, Any]:
         "neighbours": "no privacy",
         "first": entry.first_time,
         "last": entry.last_time,
+        "continues": entry.continues,
+        "continued": entry.continued,
+        "before": entry.before,
     }
+    if account["terms"]["algorithm"] == EVALUATION:
+        spent_once = entry.grant.epsilon if entry.participations else 0.0
+        whole = {"neighbours": "any change of this site's records", "query": EVALUATION}
+        return line | whole | {"epsilon_spent": spent_once, "fine_tuning": False}
     if entry.grant.epsilon is not None:
         terms = Terms(
             **account["terms"],
@@ -76,7 +83,7 @@ def _run_line(entry: GrantedRun) -> dict[str, Any]:
         )
         facts = (account["records"], account["batch"], entry.grant.delta, account["declared"])
         run = terms.run(*facts)
-        line["epsilon_spent"] = spent(run, entry.participations, run.groups[0])
+        line["epsilon_spent"] = spent(run, entry.used, run.groups[0])
         line["neighbours"] = run.neighbours
         line["query"] = run.query
         line["fine_tuning"] = terms.algorithm == FINE_TUNING
@@ -99,16 +106,14 @@ def ledger_lines(said: dict[str, Any]) -> list[str]:
             cost = f"ε spent {spent} of {granted} at δ = {run['delta']:.3g} ({run['neighbours']})"
             cost += " for bounded sums" if run["query"] == "sums" else ""
             cost += " for noised fine-tuning at this site" if run["fine_tuning"] else ""
+            cost += " for a noised comparison of models" if run["query"] == EVALUATION else ""
             if "colluders" in run:
                 cost += (
                     f" towards the server and {run['colluders']} sites through secure sums, "
                     f"{round_up(run['epsilon_alone_spent'])} of "
                     f"{round_up(run['epsilon_alone_granted'])} if all others collude"
                 )
-        lines.append(
-            f"run {run['run'][:8]}…: {run['participations']} of {run['granted']} participations, "
-            f"{cost}" + ("" if run["began"] else "; never began")
-        )
+        lines.append(f"run {run['run'][:8]}…: {_course(run, cost)}")
     for lost in said["recovered"]:
         lines.append(
             f"recovered {lost['time']}: {lost['participations']} participations, ε "
@@ -120,6 +125,22 @@ def ledger_lines(said: dict[str, Any]) -> list[str]:
         f"{said['runs_left']} more runs; {said['promise']}"
     )
     return lines
+
+
+def _course(run: dict[str, Any], cost: str) -> str:
+    """How a run in the ledger stands."""
+    used = run["before"] + run["participations"]
+    took = f"{used} of {run['granted']} participations"
+    if run["continued"]:
+        return (
+            f"{run['participations']} participations; it went on as run "
+            f"{run['continued'][:8]}…, which has its grant"
+        )
+    if run["continues"] and not run["began"]:
+        return f"offered as the rest of run {run['continues'][:8]}…; never began, and costs nothing"
+    if run["continues"]:
+        took += f", {run['before']} of them before, as run {run['continues'][:8]}…"
+    return f"{took}, {cost}" + ("" if run["began"] else "; never began")
 
 
 def recover_site(path: Path) -> list[str]:
@@ -143,7 +164,7 @@ def status_of(path: Path) -> dict[str, Any]:
         try:
             said |= json.loads(written.read_text())
         except ValueError:
-            said["last_letter"] = "unknown"
+            said["last_message"] = "unknown"
     try:
         StateFolder(file.state, file.name).close()
         said["online"] = False

@@ -16,6 +16,7 @@ from torch import Tensor
 from dpscaffold.algorithms.mean_regularised import given_out
 from dpscaffold.deployment.protocol.messages import Refused, Vectors, digest, fresh_id
 from dpscaffold.deployment.site.file import (
+    EVALUATION,
     FINE_TUNING,
     SiteFile,
     SiteGrant,
@@ -100,7 +101,7 @@ class FinishedSite:
                 f"--strength is {strength}, and the run trained this site's model with a strength "
                 f"of its own; leave it out",
             )
-        model = replace(self.model, privacy=self._stated(self._ledger()))
+        model = replace(self.model, privacy=self.stated(self.ledger()))
         return noised_personal(model, self.own, self.file.name)
 
     def noised(self, epsilon: float, steps: int, step_size: float, strength: Strength) -> Model:
@@ -112,8 +113,8 @@ class FinishedSite:
         """
         state = StateFolder(self.file.state, self.file.name)
         try:
-            ledger = self._ledger()
-            said = self._stated(ledger)
+            ledger = self.ledger()
+            said = self.stated(ledger)
             if said is None or said.run is None:
                 raise BadInput(
                     "no-privacy",
@@ -133,18 +134,19 @@ class FinishedSite:
             self.model, fit, self.file.name, with_further(said, [given.release])
         )
 
-    def _ledger(self) -> SiteLedger:
+    def ledger(self) -> SiteLedger:
+        """The site's ledger."""
         try:
             return SiteLedger(self.file.state / "ledger.jsonl", self.file.name)
         except Refused as no:
             raise BadInput("ledger-damaged", f"the ledger cannot be read: {no.detail}") from no
 
-    def _stated(self, ledger: SiteLedger) -> Statement | None:
+    def stated(self, ledger: SiteLedger) -> Statement | None:
         """What the site guarantees by its own ledger: the grant of this run, and all other grants
         and recoveries added. None where one of them has no guarantee."""
         known = self.memory.enrolment()
         entry = None if known is None else ledger.runs.get(known.run)
-        reserved = [one for one in ledger.runs.values() if not one.released]
+        reserved = [one for one in ledger.runs.values() if one.has_grant]
         if entry is None or any(one.grant.epsilon is None for one in reserved):
             return None
         run = _granted(entry)
@@ -166,23 +168,28 @@ class FinishedSite:
                 f"policy has {room:.4g} left for one more run ({max(0, left.runs)} runs, δ = "
                 f"{left.delta:g}); ask for less, or leave --noised out and keep the model here",
             )
-        terms = Terms(
+        known = self.memory.enrolment()
+        names = fresh_id(), digest("personal", known.run if known else "")
+        terms = self.release_terms(FINE_TUNING, given.steps, given.mechanism)
+        account = terms.to_dict(given.records, given.records, given.declared)
+        granted = SiteGrant(1, given.spent, given.delta)
+        ledger.spend_once(GrantedRun(*names, granted, account))
+
+    def release_terms(
+        self, algorithm: str, steps: int = 1, mechanism: Gaussian | None = None
+    ) -> Terms:
+        """The terms of something that is released once after the run, for the ledger."""
+        return Terms(
             rounds=1,
-            local_steps=given.steps,
+            local_steps=steps,
             user_ratio=1.0,
             data_ratio=1.0,
             weighting="uniform",
-            algorithm=FINE_TUNING,
+            algorithm=algorithm,
             task=self.work.terms.task,
             parameters=self.work.task.parameters,
-            mechanism=given.mechanism,
+            mechanism=mechanism,
         )
-        known = self.memory.enrolment()
-        run, plan = fresh_id(), digest("personal", known.run if known else "")
-        account = terms.to_dict(given.records, given.records, given.declared)
-        ledger.reserve(run, plan, SiteGrant(1, given.spent, given.delta), account)
-        ledger.begin(run, plan)
-        ledger.participate(run, 1)
 
 
 def _granted(entry: GrantedRun) -> Mechanism:
@@ -198,7 +205,8 @@ def _granted(entry: GrantedRun) -> Mechanism:
 def _reserved(entry: GrantedRun) -> FurtherRelease:
     """What another grant of the ledger adds."""
     grant = entry.grant
-    name = NAME if entry.account["terms"]["algorithm"] == FINE_TUNING else "other runs"
+    known = {FINE_TUNING: NAME, EVALUATION: "noised comparison"}
+    name = known.get(entry.account["terms"]["algorithm"], "other runs")
     return FurtherRelease(name, grant.epsilon_alone or grant.epsilon or 0.0, grant.delta)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from dpscaffold.deployment.protocol.messages import Refused
 from dpscaffold.deployment.provision import write_whole
 from dpscaffold.deployment.site.file import Policy
-from dpscaffold.deployment.site.ledger import RecoveryEntry, SiteLedger
+from dpscaffold.deployment.site.ledger import GrantedRun, RecoveryEntry, SiteLedger
 from dpscaffold.deployment.site.memory import RunMemory, StateFolder
 from dpscaffold.privacy.showing import round_up
 from dpscaffold.runs.journal import Anchor
@@ -92,14 +92,15 @@ def recover(state: StateFolder, site: str, policy: Policy) -> list[str]:
         return []
     heads = tuple(head for seen in behind.values() for head in seen.heads)
     copied = _grants_once_more(ledger, behind)
-    named = [run for run in {*behind, *unanchored} if run in ledger.runs]
+    known_runs = {run for run in {*behind, *unanchored} if run in ledger.runs}
+    named = list(dict.fromkeys(map(ledger.holder, known_runs)))
     if _explained(ledger, behind, unanchored):
-        beyond = [seen.seen - ledger.runs[r].grant.participations for r, seen in behind.items()]
+        beyond = [_beyond_grant(ledger.runs[run], seen.seen) for run, seen in behind.items()]
         ledger.recover(named, _added(copied, max([0, *beyond])), heads)
         said = [f"the rest of the grant of run {run} is recorded as spent" for run in named]
     else:
         left = ledger.left(policy)
-        rest = [run for run, entry in ledger.runs.items() if not entry.released]
+        rest = ledger.granted
         after = ledger.total + sum(ledger.runs[run].remaining for run in rest)
         short = max([0, *(seen.total - after for seen in behind.values())])
         ledger.recover(rest, _added(copied, short, left.epsilon, left.delta), heads)
@@ -122,6 +123,12 @@ def recover(state: StateFolder, site: str, policy: Policy) -> list[str]:
             memory.forget()
     (state.path / _FILE).unlink(missing_ok=True)
     return said
+
+
+def _beyond_grant(entry: GrantedRun, seen: int) -> int:
+    """How many participations a server has seen beyond the grant, with those of the runs that this
+    one continues."""
+    return entry.before + seen - entry.grant.participations
 
 
 def _explained(

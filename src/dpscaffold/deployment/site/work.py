@@ -27,14 +27,14 @@ from dpscaffold.engines.participation.records import LocalRecords
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy import PrivacyError
 from dpscaffold.privacy.aggregate import secure_factors
-from dpscaffold.randomness.streams import Randomness
+from dpscaffold.randomness.streams import OneRound, Randomness
 from dpscaffold.setting import Setting
 from dpscaffold.setting.budget import Budget
 from dpscaffold.setting.budgets import heterogeneity_of, noise_weight
 from dpscaffold.setting.gaussian import Gaussian
 from dpscaffold.setting.plan import Plan
 from dpscaffold.tasks import Task
-from dpscaffold.tasks.clipping import prepared
+from dpscaffold.tasks.clipping import all_tame, prepared
 
 
 @dataclass(frozen=True)
@@ -125,9 +125,15 @@ class OfferedWork:
 
     def cohort(self, round: int, users: int, seed: int | None) -> tuple[int, ...]:
         """Who is drawn, exactly as the server draws."""
-        size = self.plan.cohort_size(users)
+        if users not in self._cohort_sizes:
+            self._cohort_sizes[users] = self.plan.cohort_size(users)
         streams = Randomness(self.plan.public_seed if seed is None else seed)
-        return tuple(streams.cohort(round, users, size).tolist())
+        return tuple(streams.cohort(round, users, self._cohort_sizes[users]).tolist())
+
+    @cached_property
+    def _cohort_sizes(self) -> dict[int, int]:
+        """m by the number of users, which is one for all rounds of a run."""
+        return {}
 
     def expects(self, round: int) -> Mapping[str, int]:
         """The vectors of a round's task."""
@@ -146,7 +152,8 @@ class OfferedWork:
         return slot_lengths(self.algorithm.shared, self.task.parameters)
 
     def _phase(self, round: int) -> Algorithm:
-        return self.algorithm.phase(round, self.warm_rounds)
+        warm = self.warm_rounds
+        return self.algorithm.phase(round, warm) if warm else self.algorithm
 
     @cached_property
     def _records(self) -> LocalRecords:
@@ -154,7 +161,7 @@ class OfferedWork:
         used = self.held.used
         weight = None if bool(used.all()) else used.to(self.device, torch.float32)
         labels = self.held.labels.to(self.device)
-        return LocalRecords(features, squares, labels, [0], weight=weight)
+        return LocalRecords(features, squares, labels, [0], all_tame(squares), weight)
 
     def participate(
         self, round: int, user: int, received: Vectors, slots: Vectors
@@ -176,18 +183,24 @@ class OfferedWork:
                 uploaded[f"totals.{name}"] = _row(value)
         return uploaded, {name: _row(value) for name, value in kept.items()}
 
+    @cached_property
+    def _streams(self) -> dict[bool, Randomness]:
+        """The streams of this site's batches and noise, without and with secret noise."""
+        return {secret: Randomness(self.plan.public_seed, secret) for secret in (False, True)}
+
     def _row(self, round: int, user: int, mechanism: Gaussian | None) -> Row:
-        secret = mechanism is not None and mechanism.secret
+        streams = self._streams[mechanism is not None and mechanism.secret]
+        weight, size = self._weight(user, mechanism), len(self.held)
         return Row(
             user,
-            len(self.held),
+            size,
             self.batch,
             self.plan,
             mechanism,
-            Randomness(self.plan.public_seed, secret),
+            OneRound(streams) if streams.secret else streams,
+            self.plan.step_size_in(round),
             declared=self.records if self.declared else None,
-            round=round,
-            noise_weight=self._weight(user, mechanism),
+            noise_weight=weight,
         )
 
     def _weight(self, user: int, mechanism: Gaussian | None) -> float | None:

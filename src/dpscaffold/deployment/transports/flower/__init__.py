@@ -19,13 +19,13 @@ from dpscaffold.errors import BadInput
 TESTED = ("1.41", "1.42")
 
 #: Flower phones home, looks for updates and installs what a bundle asks for unless told not to, and
-#: cuts arrays into pieces of 5 MiB, each of which costs several requests; it reads these when it is
-#: imported.
+#: cuts arrays into parts of 5 MiB. Fewer parts cost fewer requests, and more memory at the
+#: SuperLink, which holds them whole. Flower reads these when it is imported.
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    "FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE": str(64 << 20),
+    "FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE": str(8 << 20),
 }
 
 

@@ -236,7 +236,7 @@ class ConnectionLimits:
 
     @classmethod
     def of(cls, sites: int) -> ConnectionLimits:
-        """For a federation of so many sites, which may share one address."""
+        """For a federation of this number of sites, which may share one address."""
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         wanted = 65536 if hard == resource.RLIM_INFINITY else min(hard, 65536)
         if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -246,7 +246,7 @@ class ConnectionLimits:
 
     def admit(self, address: str) -> bool:
         """Count a new connection, unless there are too many."""
-        if len(self._saved) > 10_000:  # those without a connection start anew
+        if len(self._saved) > 10_000:  # those without a connection start again
             self._saved = {a: self._saved[a] for a in self._saved if a in self.open}
         then, left = self._saved.get(address, (self.now(), self.burst))
         now = self.now()

@@ -35,11 +35,13 @@ from dpscaffold.deployment.transports.flower.gate import (
     OperatorOnly,
 )
 from dpscaffold.deployment.transports.flower.revoking import LiveRoster
-from dpscaffold.engines.machine import give_memory_back
+from dpscaffold.engines.machine import reuse_memory, trim_memory
 from dpscaffold.errors import BadInput
 
 #: Seconds within which a client must have agreed on TLS.
 HANDSHAKE = 10.0
+#: Seconds after which memory that was freed and is not used again is given back.
+_TIDY = 10.0
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,7 @@ def serve_link(listeners: Listeners, ready: Callable[[], None] = lambda: None) -
             f"--insecure with the address {listeners.public[0]!r}; plain text is for loopback only",
         )
     config = superlink_config(listeners)
-    give_memory_back()
+    reuse_memory()
     lifespan = importlib.import_module("flwr.superlink.cli.flower_superlink").SuperLinkLifespan
     app = create_app(config, lifespan)
     lighten(app)
@@ -183,6 +185,15 @@ async def _both(
             await asyncio.sleep(0.02)
         if outer.started:
             ready()
+    tidying = asyncio.create_task(_tidy())
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    tidying.cancel()
     inner.should_exit = outer.should_exit = True
     await asyncio.gather(*tasks)
+
+
+async def _tidy() -> None:
+    """Give memory back that was freed and is not used again."""
+    while True:
+        await asyncio.sleep(_TIDY)
+        await asyncio.to_thread(trim_memory)

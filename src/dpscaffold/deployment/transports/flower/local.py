@@ -178,7 +178,7 @@ class LocalFederation:
 
 
 class SlowLink:
-    """A link of so many bits a second each way, on loopback: what connects to ``port`` reaches
+    """A link of ``bits_per_second`` each way, on loopback: what connects to ``port`` reaches
     ``target``. All connections share the rate; ``cut`` closes them."""
 
     def __init__(self, target: int, bits_per_second: float) -> None:

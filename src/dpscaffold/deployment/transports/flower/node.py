@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import cast
 
 import httpx
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
@@ -49,7 +48,6 @@ from flwr.supercore.inflatable.inflatable_utils import (
     ObjectPullError,
     ObjectPushError,
     ObjectUnavailableError,
-    inflate_object_from_contents,
     pull_objects,
     push_objects,
 )
@@ -63,7 +61,7 @@ from dpscaffold.deployment.protocol.messages import SignedMessage
 from dpscaffold.deployment.provision import write_whole
 from dpscaffold.deployment.transports.flower.wire import (
     AGAIN,
-    from_records,
+    from_objects,
     question_id,
     to_records,
 )
@@ -254,8 +252,7 @@ class Fleet:
             self._patience = FIRST_PATIENCE
             return None
         self._patience = FIRST_PATIENCE
-        message = cast("Message", inflate_object_from_contents(asked.tree.object_id, contents))
-        return from_records(message.content)
+        return from_objects(asked.tree.object_id, contents)
 
     def confirm(self, asked: Incoming) -> None:
         """Tell the server that a message needs no further answer."""
@@ -337,8 +334,10 @@ def serve(
     answer: Callable[[SignedMessage], SignedMessage],
     stop: threading.Event,
     say: Callable[[str], None],
+    rest: Callable[[], None] = lambda: None,
 ) -> None:
-    """Answer messages, one at a time, until told to stop; whatever fails is tried again."""
+    """Answer messages, one at a time, until told to stop; whatever fails is tried again. ``rest``
+    is called when nothing has come for some seconds."""
     wait, retry, said, last = QUICK, FIRST_RETRY, "", LastAnswer()
     try:
         while not stop.is_set():
@@ -349,6 +348,8 @@ def serve(
                 retry, said = FIRST_RETRY, ""
                 if asked is None:
                     stop.wait(wait * random.uniform(0.9, 1.1))
+                    if wait < SLOW <= wait * GROWTH:
+                        rest()
                     wait = min(SLOW, wait * GROWTH)
                     continue
                 respond(fleet, asked, answer, last)

@@ -56,7 +56,7 @@ from dpscaffold.deployment.transports.flower.node import (
     clock_of,
     serve,
 )
-from dpscaffold.engines.machine import give_memory_back, pick_device
+from dpscaffold.engines.machine import pick_device, reuse_memory, trim_memory
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.showing import round_up
 
@@ -79,7 +79,7 @@ def start_site(
     key, node_key = read_signing_key(file.signing_key), read_node_key(file.node_key)
     check_data_table(file.data, path.resolve().parent)
     os.umask(0o077)
-    give_memory_back()
+    reuse_memory()
     state = StateFolder(file.state, file.name)
     say = logger_of(file, echo)
     for warning in () if insecure else expiry_warnings([file.ca], RENEW):
@@ -105,7 +105,7 @@ def start_site(
         start(pages)
     echo(f"the site {file.name} starts; its policy is in {path}")
     try:
-        serve(fleet, _watched(site, state), stop, say)
+        serve(fleet, _watched(site, state), stop, say, trim_memory)
     finally:
         state.close()
 
@@ -143,7 +143,7 @@ def _watched(site: Site, state: StateFolder) -> Callable[[SignedMessage], Signed
         said = {
             "site": site.name,
             "process": os.getpid(),
-            "last_letter": datetime.now(UTC).isoformat(timespec="seconds"),
+            "last_message": datetime.now(UTC).isoformat(timespec="seconds"),
             "last_kind": str(answer.header.get("kind", "")),
             "last_seconds": round(time.perf_counter() - began, 3),
             "answered": counts["answered"],

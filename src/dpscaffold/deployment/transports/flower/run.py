@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import cast
 
 import httpx
 from flwr.app import Message, RecordDict
@@ -45,7 +44,6 @@ from flwr.supercore.inflatable.inflatable_protobuf_utils import (
 from flwr.supercore.inflatable.inflatable_utils import (
     ObjectPullError,
     ObjectPushError,
-    inflate_object_from_contents,
     pull_objects,
 )
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
@@ -59,7 +57,9 @@ from dpscaffold.deployment.provision import Member
 from dpscaffold.deployment.transports.flower.gate import ControlInterceptor
 from dpscaffold.deployment.transports.flower.wire import (
     AGAIN,
+    Made,
     from_records,
+    inflated,
     question_id,
     to_records,
 )
@@ -82,7 +82,7 @@ _LATE = 4
 #: A Flower run needs a bundle. This one holds nothing; no site of ours would fetch it anyway.
 _BUNDLE = {
     "pyproject.toml": b"""[project]
-name = "dpscaffold-letters"
+name = "dpscaffold-messages"
 version = "1.0.0"
 dependencies = []
 [tool.flwr.app]
@@ -283,7 +283,7 @@ class OpenRun:
             client.ConfirmMessageReceived, node, self._run
         )
         confirm(identity)
-        message = cast("Message", inflate_object_from_contents(identity, contents))
+        message = inflated(identity, contents)
         message.metadata.__dict__["_message_id"] = identity
         return message
 
@@ -438,9 +438,9 @@ class FlowerExchange:
         found: dict[str, SignedMessage],
     ) -> None:
         began = self.clock()
-        until, told_at = began + self.deadline, None
+        until, told_at, made = began + self.deadline, None, Made()
         asked = {
-            name: Asked(question, to_records(question), began, self.resend)
+            name: Asked(question, to_records(question, made), began, self.resend)
             for name, question in questions.items()
             if name not in found
         }

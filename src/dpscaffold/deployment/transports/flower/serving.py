@@ -14,6 +14,7 @@ from dpscaffold.deployment.provision import (
     expiry_warnings,
     host_and_port,
     is_loopback,
+    own_budgets,
     read_secret,
     read_signing_key,
     roster,
@@ -24,7 +25,7 @@ from dpscaffold.deployment.server.run import Deployment, DeploymentResult
 from dpscaffold.deployment.transports.flower import check_proxy
 from dpscaffold.deployment.transports.flower.revoking import LiveRoster
 from dpscaffold.deployment.transports.flower.run import FlowerExchange, SuperLinkAddress
-from dpscaffold.engines.machine import stop_signals
+from dpscaffold.engines.machine import reuse_memory, stop_signals
 from dpscaffold.errors import BadInput
 from dpscaffold.runs.folder import RunFolder
 from dpscaffold.runs.history import HistoryRow
@@ -46,11 +47,14 @@ def run_deployed(
     as_json: bool,
     echo: Callable[[str, bool], None],
     carrier: Callable[[tuple[Member, ...], float, float], FlowerExchange] | None = None,
+    continues: Path | None = None,
 ) -> str:
     """One deployed run; returns how it ended. ``echo`` gets sentences, and whether they are
     asides (for standard error). ``carrier`` makes the exchange of the members, the deadline and the
-    seconds between resends; by default it opens Flower runs of its own."""
+    seconds between resends; by default it opens Flower runs of its own. ``continues`` is the folder
+    of a run whose rounds that are left are taken."""
     os.umask(0o077)  # a run folder holds what the server knows of each site
+    reuse_memory()
     settings = load_served(config, overrides)
     if carrier is None:
         check_proxy(settings.deploy.address)
@@ -59,6 +63,7 @@ def run_deployed(
     members = _members(server, without)
     if not resume:  # sizes were agreed on when the run began
         _check_named(settings.deploy.records, members)
+    settings = settings.with_budgets(own_budgets(server, resume))
     office = SuperLinkAddress(
         settings.deploy.address,
         None if insecure else (server / "ca.crt").read_bytes(),
@@ -112,7 +117,8 @@ def run_deployed(
     completed = False
     with stop_signals() as deployment.stop:
         try:
-            served = deployment.run(tuple(member.name for member in members), resume)
+            names = tuple(member.name for member in members)
+            served = deployment.run(names, resume, continues)
             completed = served.ended == "completed"
         except ExchangeStopped as where:
             echo(f"stopped by {deployment.stop[0]} before the first round ({where})", as_json)
