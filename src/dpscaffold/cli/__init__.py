@@ -9,6 +9,8 @@ from __future__ import annotations
 import errno
 import importlib
 import os
+import signal
+import socket
 import sys
 import typing
 from typing import Annotated, Any
@@ -184,7 +186,7 @@ def main() -> None:
         _say_usage(error)
         sys.exit(2)
     except click.ClickException as error:
-        _say(f"error: {error.format_message()}")
+        _refuse(f"error: {error.format_message()}")
         sys.exit(error.exit_code)
     except click.Abort:
         _say("stopped")
@@ -199,18 +201,32 @@ def main() -> None:
         sentence = _sentence(error)
         if sentence is None:
             raise
-        _say(f"error: {sentence}", _reporter(error))
+        _refuse(f"error: {sentence}", error)
         sys.exit(2)
     except KeyboardInterrupt:
         _say("stopped")
         sys.exit(130)
 
 
-def _reporter(error: BaseException) -> int:
-    """The rank that prints an error: rank 0, or the first one of each machine where the ranks did
-    not find each other."""
-    met = getattr(error, "code", "") != "no-rendezvous"
-    return 0 if met or os.environ.get("LOCAL_RANK", "0") != "0" else launched_rank()
+#: How long a rank waits for rank 0 to print why the command ends, in seconds.
+_WAIT = 10.0
+
+
+def _refuse(text: str, error: BaseException | None = None) -> None:
+    """Print why the command ends. Of several processes rank 0 does; where the ranks did not find
+    each other the first one of each machine; and another one where rank 0 does not end."""
+    if launched_ranks() == 1 or getattr(error, "code", "") == "no-rendezvous":
+        elsewhere = os.environ.get("LOCAL_RANK", "0") == "0"
+        _say(text, launched_rank() if elsewhere else 0)
+        return
+    from dpscaffold.engines.ranks import after_rank_0, said_by_rank_0
+
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # of a launcher that sees another rank end
+    if launched_rank() == 0:
+        _say(text)
+        said_by_rank_0(_WAIT)
+    elif not after_rank_0(_WAIT):
+        _say(f"rank {launched_rank()} on {socket.gethostname()}: {text}", launched_rank())
 
 
 def _say(text: str, reporter: int = 0) -> None:
@@ -226,7 +242,7 @@ def _say_usage(error: click.UsageError) -> None:
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()
     else:
-        _say(f"error: {usage_sentence(error, sys.argv[1:])}")
+        _refuse(f"error: {usage_sentence(error, sys.argv[1:])}")
 
 
 #: A disk, a quota or the size of a file that is used up.

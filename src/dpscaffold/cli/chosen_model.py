@@ -10,6 +10,7 @@ import typer
 if TYPE_CHECKING:
     from dpscaffold.models.model import Model
 
+RunArgument = Annotated[Path, typer.Argument(help="Run folder, or folder of a saved model.")]
 ModuleOption = Annotated[
     str | None,
     typer.Option(

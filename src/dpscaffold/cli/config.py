@@ -12,8 +12,8 @@ from dpscaffold.cli import PLAIN
 from dpscaffold.cli.keys import (
     SERVED,
     SETTABLE,
+    SetOption,
     complete_key,
-    complete_setting,
     every_name,
     known_keys,
     unset_keys,
@@ -38,14 +38,7 @@ def show_command(
             help="Configuration file (TOML) or run folder. Default: all default values."
         ),
     ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            help="Override a key, for example plan.rounds=100. Can be repeated.",
-            autocompletion=complete_setting,
-        ),
-    ] = None,
+    set_: SetOption = None,
     unset: Annotated[
         list[str] | None, typer.Option("--unset", help="Remove a key or a table. Can be repeated.")
     ] = None,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dpscaffold.cli.chosen_model import ModuleOption, chosen_model
+from dpscaffold.cli.chosen_model import ModuleOption, RunArgument, chosen_model
 from dpscaffold.cli.usage import refuse_given
 from dpscaffold.errors import BadInput
 
@@ -19,8 +19,15 @@ if TYPE_CHECKING:
     from dpscaffold.models.personal import SitesCompared
 
 
+FigureOption = Annotated[
+    Path | None,
+    typer.Option(help="Figure of confusion matrix and calibration to write (.png, .svg or .pdf)."),
+]
+MetricsOption = Annotated[bool, typer.Option("--json", help="Print all metrics as JSON.")]
+
+
 def evaluate_command(
-    run: Annotated[Path, typer.Argument(help="Run folder, or folder of a saved model.")],
+    run: RunArgument,
     data: Annotated[
         list[Path] | None,
         typer.Argument(
@@ -35,12 +42,7 @@ def evaluate_command(
         str | None,
         typer.Option(help="Column with the site of each row. Default: as in training."),
     ] = None,
-    figure: Annotated[
-        Path | None,
-        typer.Option(
-            help="Figure of confusion matrix and calibration to write (.png, .svg or .pdf)."
-        ),
-    ] = None,
+    figure: FigureOption = None,
     personal: Annotated[
         bool,
         typer.Option(
@@ -50,7 +52,7 @@ def evaluate_command(
         ),
     ] = False,
     module: ModuleOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print all metrics as JSON.")] = False,
+    as_json: MetricsOption = False,
 ) -> None:
     """Print metrics of a model, overall and per site. ε does not cover these numbers."""
     from dpscaffold.models.evaluate import evaluate_files

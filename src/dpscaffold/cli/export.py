@@ -9,18 +9,25 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dpscaffold.cli.chosen_model import ModuleOption, chosen_model
+from dpscaffold.cli.chosen_model import ModuleOption, RunArgument, chosen_model
 
 if TYPE_CHECKING:
     from dpscaffold.models.model import Model
 
 
+FormatOption = Annotated[
+    str, typer.Option(help="Format: onnx, torch (.pt2) or safetensors (a folder).")
+]
+OutOption = Annotated[
+    Path | None, typer.Option(help="File or folder to write. Default: in the working folder.")
+]
+WrittenOption = Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")]
+
+
 def export_command(
-    run: Annotated[Path, typer.Argument(help="Run folder, or folder of a saved model.")],
-    to: Annotated[str, typer.Option(help="Format: onnx, torch (.pt2) or safetensors (a folder).")],
-    out: Annotated[
-        Path | None, typer.Option(help="File or folder to write. Default: in the working folder.")
-    ] = None,
+    run: RunArgument,
+    to: FormatOption,
+    out: OutOption = None,
     only_protected: Annotated[
         bool,
         typer.Option(
@@ -29,9 +36,7 @@ def export_command(
         ),
     ] = False,
     module: ModuleOption = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print what was written as JSON.")
-    ] = False,
+    as_json: WrittenOption = False,
 ) -> None:
     """Write a trained model, including its preprocessing, for other software."""
     export_with(lambda: chosen_model(run, module), to, out, only_protected, as_json)

@@ -12,7 +12,7 @@ from dpscaffold.cli.usage import refuse_given
 from dpscaffold.errors import BadInput
 
 if TYPE_CHECKING:
-    from dpscaffold.data.tables.profile import TableProfile
+    from dpscaffold.data.drafts.profile import TableProfile
 
 
 #: How many rows are looked at by default.
@@ -57,8 +57,8 @@ def init_command(
     Example: dpscaffold init clinics --label readmitted --epsilon 2
     """
     from dpscaffold.atomic import write_text
-    from dpscaffold.data.tables.draft import OUTSIDE, draft, draft_arrays
-    from dpscaffold.data.tables.profile import look
+    from dpscaffold.data.drafts.draft import OUTSIDE, draft, draft_arrays
+    from dpscaffold.data.drafts.profile import look
 
     _check_numbers(epsilon, rows)
     target = _target(data, out, force)
@@ -107,7 +107,7 @@ def _check_numbers(epsilon: float, rows: int | None) -> None:
 
 def _tell_columns(found: TableProfile) -> None:
     """The role of every column and why; a site that dominates the others is named."""
-    from dpscaffold.data.tables.draft import loud_site
+    from dpscaffold.data.drafts.draft import loud_site
 
     for column in found.columns:
         typer.echo(f"{column.name or '(a column without a name)'}: {column.role} ({column.why})")

@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from dpscaffold.errors import BadInput, nearest
 
@@ -47,6 +49,17 @@ def complete_setting(incomplete: str) -> list[str]:
     (['plan.weighting='], ['plan.weighting=records'])
     """
     return _setting(incomplete, SETTABLE)
+
+
+#: ``--set`` of the commands that read a configuration.
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        help="Override a key, for example plan.rounds=100. Can be repeated.",
+        autocompletion=complete_setting,
+    ),
+]
 
 
 def complete_served(incomplete: str) -> list[str]:

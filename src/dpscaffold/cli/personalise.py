@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dpscaffold.cli.chosen_model import ModuleOption, chosen_model
+from dpscaffold.cli.chosen_model import ModuleOption, RunArgument, chosen_model
 from dpscaffold.cli.usage import refuse_given
 from dpscaffold.errors import BadInput
 
@@ -55,7 +55,7 @@ class Noise:
 
 
 def personalise_command(
-    run: Annotated[Path, typer.Argument(help="Run folder, or folder of a saved model.")],
+    run: RunArgument,
     data: Annotated[
         Path, typer.Argument(help="The site's labelled rows: a .csv or .parquet file.")
     ],

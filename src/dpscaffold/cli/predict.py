@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dpscaffold.cli.chosen_model import ModuleOption, chosen_model
+from dpscaffold.cli.chosen_model import ModuleOption, RunArgument, chosen_model
 from dpscaffold.errors import BadInput
 
 if TYPE_CHECKING:
@@ -18,33 +18,40 @@ if TYPE_CHECKING:
     from dpscaffold.models.predict import FilesPredicted, PredictionCounts
 
 
+RowsArgument = Annotated[
+    list[Path],
+    typer.Argument(help="Rows to predict: .csv or .parquet files, a folder or a pattern."),
+]
+OutOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="File to write (.csv or .parquet), or a folder with one file per input file. "
+        "Default: print CSV."
+    ),
+]
+KeepOption = Annotated[
+    str, typer.Option(help="Columns to copy to the output, separated by commas.")
+]
+ProbabilitiesOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--probabilities/--no-probabilities",
+        help="Write a column probability_NAME per class. Default: yes if there are classes.",
+    ),
+]
+CountsOption = Annotated[
+    bool, typer.Option("--json", help="With --out: print the number of predicted rows as JSON.")
+]
+
+
 def predict_command(
-    run: Annotated[Path, typer.Argument(help="Run folder, or folder of a saved model.")],
-    data: Annotated[
-        list[Path],
-        typer.Argument(help="Rows to predict: .csv or .parquet files, a folder or a pattern."),
-    ],
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="File to write (.csv or .parquet), or a folder with one file per input file. "
-            "Default: print CSV."
-        ),
-    ] = None,
-    keep: Annotated[
-        str, typer.Option(help="Columns to copy to the output, separated by commas.")
-    ] = "",
-    probabilities: Annotated[
-        bool | None,
-        typer.Option(
-            "--probabilities/--no-probabilities",
-            help="Write a column probability_NAME per class. Default: yes if there are classes.",
-        ),
-    ] = None,
+    run: RunArgument,
+    data: RowsArgument,
+    out: OutOption = None,
+    keep: KeepOption = "",
+    probabilities: ProbabilitiesOption = None,
     module: ModuleOption = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="With --out: print the number of predicted rows as JSON.")
-    ] = False,
+    as_json: CountsOption = False,
 ) -> None:
     """Write a prediction for every row, in order. Columns are found by name.
 

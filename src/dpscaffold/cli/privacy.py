@@ -279,7 +279,7 @@ def several(
 
 def draw_tradeoff(about: StatementSubject, said: Statement, path: Path) -> None:
     """The trade-off curve of the bounds that are quoted, one line per different bound."""
-    from dpscaffold.report.tradeoff_plot import plot_tradeoff
+    from dpscaffold.report.privacy_plot import plot_tradeoff
 
     run = about.whole("--tradeoff")
     repeats = about.ledger.repeats if about.ledger else ()

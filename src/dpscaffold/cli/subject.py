@@ -41,7 +41,8 @@ class StatementSubject:
 
     @property
     def parts(self) -> tuple[Ledger, ...]:
-        """The parts of a run that was given more rounds after it was planned."""
+        """The parts of a run that was given more rounds after it was planned, or that continues
+        another one."""
         return self.account.parts if self.account else ()
 
     def whole(self, what: str) -> Mechanism:
@@ -53,8 +54,9 @@ class StatementSubject:
         if self.parts:
             raise PrivacyError(
                 "rounds-extended",
-                f"{what} is asked of a run that was given more rounds after it was planned; its "
-                f"parts only add up, and have no curve of their own together",
+                f"{what} is asked of a run that was given more rounds after it was planned, or "
+                f"that continues another one; its parts only add up, and have no curve of their "
+                f"own together",
             )
         return self.run
 

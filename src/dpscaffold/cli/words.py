@@ -53,7 +53,7 @@ codecs.register(_plain)
 
 
 def speak_plainly() -> None:
-    """Let what is printed never fail for want of a letter."""
+    """Let what is printed never fail because a terminal lacks a character."""
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is None:

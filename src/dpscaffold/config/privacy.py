@@ -125,6 +125,9 @@ class PrivacySettings(ConfigTable):
             raise BadInput(
                 "noise-or-epsilon", f"privacy needs either noise or epsilon, and {given}; {remedy}"
             )
+        noise = 1.0 if self.noise is None else self.noise
+        fields: dict[str, Any] = {name: getattr(self, name) for name in STORED}
+        fields |= {"noise": noise, "secret": self.hidden}
         if self.epsilon is not None:
             checked(self.epsilon)
         if self.noise_by_user is not None and self.noise is None:
@@ -133,9 +136,7 @@ class PrivacySettings(ConfigTable):
                 f"privacy.noise_by_user is given without privacy.noise; set privacy.noise to the "
                 f"smallest of it, {min(self.noise_by_user, default=1.0)!r}",
             )
-        noise = 1.0 if self.noise is None else self.noise
-        fields: dict[str, Any] = {name: getattr(self, name) for name in STORED}
-        self._gaussian = Gaussian(**fields | {"noise": noise, "secret": self.hidden})
+        self._gaussian = Gaussian(**fields)
         self._budget = Budget(
             self.delta,
             self.max_participations,

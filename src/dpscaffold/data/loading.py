@@ -51,7 +51,6 @@ from dpscaffold.data.storage import load, save
 from dpscaffold.data.synthesis import synthetic
 from dpscaffold.data.tables.cells import Spellings
 from dpscaffold.data.tables.dialect import Dialect
-from dpscaffold.data.tables.guesses import Identifiers
 from dpscaffold.data.tables.missing import NaStrings, PrivateFill
 from dpscaffold.data.tables.scan import (
     Scan,
@@ -60,7 +59,7 @@ from dpscaffold.data.tables.scan import (
     read_table,
     scan_table,
 )
-from dpscaffold.data.tables.source import TableSource
+from dpscaffold.data.tables.source import Identifiers, TableSource
 from dpscaffold.data.writer import FederationWriter, require_free
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation, Records
@@ -140,7 +139,7 @@ def _scale_notes(pool: Pool, settings: Pooled) -> list[str]:
     """That the default steps do not suit arrays whose columns have different scales."""
     if not isinstance(settings, Npz) or "preprocess" in settings.model_fields_set:
         return []
-    from dpscaffold.data.tables.draft import one_scale
+    from dpscaffold.data.drafts.draft import one_scale
 
     if one_scale(np.asarray(pool.features)):
         return []

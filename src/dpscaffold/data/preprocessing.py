@@ -279,42 +279,62 @@ STEPS: dict[str, type[StepSettings]] = {
     "random-features": RandomFeaturesSettings,
     "encoder": EncoderSettings,
 }
-_ARGUMENT: dict[str, tuple[str, Callable[[str], Any]]] = {
-    "pca": ("components", int),
-    "clip-norm": ("norm", float),
-    "hog": ("shape", str),
-    "random-features": ("features", int),
-    "encoder": ("path", str),
+#: The key that may follow a step's name, after a colon, its type and an example.
+_ARGUMENT: dict[str, tuple[str, Callable[[str], Any], str]] = {
+    "pca": ("components", int, "60"),
+    "clip-norm": ("norm", float, "1.0"),
+    "hog": ("shape", str, "28x28"),
+    "random-features": ("features", int, "500"),
+    "encoder": ("path", str, "encoder.onnx"),
 }
 
 
 def expanded(value: Any) -> Any:
     """``"pca:60"`` as ``{"step": "pca", "components": 60}``; tables and steps pass through."""
     if isinstance(value, str):
-        name, _, argument = value.partition(":")
-        value = {"step": name}
-        if argument:
-            if name not in _ARGUMENT:
-                raise BadValue(
-                    "not-applicable",
-                    f"step '{name}' takes nothing after a colon, and '{argument}' was given",
-                )
-            field, kind = _ARGUMENT[name]
-            try:
-                value[field] = kind(argument)
-            except ValueError:
-                raise BadValue(
-                    "not-a-number", f"step '{name}:{argument}' needs a number after the colon"
-                ) from None
+        return _from_text(value)
     if isinstance(value, dict):
-        name = str(value.get("step"))
-        if name not in STEPS:
+        if "step" not in value:
             raise BadValue(
-                "unknown-step",
-                f"no preprocessing step is called '{name}'{nearest(name, STEPS)}; there are "
-                f"{', '.join(STEPS)}",
+                "missing-key",
+                f"a preprocessing step is {value!r:.80} and has no name; give it as step, as in "
+                f'{{ step = "pca", components = 60 }}',
             )
+        _check_step(str(value["step"]))
     return value
+
+
+def _check_step(name: str) -> None:
+    if name not in STEPS:
+        raise BadValue(
+            "unknown-step",
+            f"no preprocessing step is called '{name}'{nearest(name, STEPS)}; there are "
+            f"{', '.join(STEPS)}",
+        )
+
+
+def _from_text(text: str) -> dict[str, Any]:
+    name, _, argument = text.partition(":")
+    _check_step(name)
+    if name not in _ARGUMENT:
+        if argument:
+            raise BadValue(
+                "not-applicable",
+                f"step '{name}' takes nothing after a colon, and '{argument}' was given",
+            )
+        return {"step": name}
+    field, kind, example = _ARGUMENT[name]
+    if not argument:
+        raise BadValue(
+            "missing-key",
+            f"step '{name}' needs its {field} after a colon, as in '{name}:{example}'",
+        )
+    try:
+        return {"step": name, field: kind(argument)}
+    except ValueError:
+        raise BadValue(
+            "not-a-number", f"step '{name}:{argument}' needs a number after the colon"
+        ) from None
 
 
 PreprocessingStep = Annotated[

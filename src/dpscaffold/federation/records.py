@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -70,7 +71,7 @@ class Records:
         """M, the number of users."""
         return len(self.offsets) - 1
 
-    @property
+    @cached_property
     def sizes(self) -> Tensor:
         """R_i, the number of records of each user, (M,)."""
         return self.offsets[1:] - self.offsets[:-1]

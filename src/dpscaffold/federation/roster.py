@@ -101,13 +101,3 @@ class Roster:
     def users(self) -> int:
         """M."""
         return len(self.sizes)
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain values."""
-        return {
-            "sizes": list(self.sizes),
-            "names": list(self.names),
-            "schema": self.schema.to_dict(),
-            "title": self.title,
-            **({"declared": True} if self.declared else {}),
-        }

@@ -46,8 +46,6 @@ class Target:
     clipping cuts the gradients of larger numbers, and predictions are mapped back. Without a range
     the numbers are used as they are.
 
-    >>> Target("class", ("ill", "well")).outputs, Target("number").outputs
-    (2, 1)
     >>> str(Target("labels", ("fever", "cough", "rash")))
     '3 labels'
     >>> score = Target("number", low=0, high=60)
@@ -144,11 +142,6 @@ class Target:
         """
         names = map(str, range(given)) if isinstance(given, int) else given
         return cls("labels", tuple(names))
-
-    @property
-    def outputs(self) -> int:
-        """How many scores a model has for it: one a class or label, or one."""
-        return len(self.classes) or 1
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -277,19 +270,6 @@ class Schema:
     target: Target
     preparation: tuple[Prepared, ...]
     dimension: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain values, for JSON and for comparing two runs."""
-        return {
-            "columns": list(self.columns),
-            "categories": {name: list(values) for name, values in self.categories},
-            "target": self.target.to_dict(),
-            "preparation": [
-                {"sentence": step.sentence, "protection": step.protection}
-                for step in self.preparation
-            ],
-            "dimension": self.dimension,
-        }
 
 
 def raw_columns(preparation: Sequence[Prepared], dimension: int) -> tuple[str, ...]:

@@ -17,9 +17,10 @@ from dpscaffold.report.human_tables import groups_table, terms_table
 MOST_USERS = 50
 
 
-def render(said: Statement, title: str = "Privacy statement") -> str:
+def render(said: Statement, title: str = "Privacy statement", names: Sequence[str] = ()) -> str:
     """One page: what to quote, the mechanism, the views, ε by bound, what is outside, the
-    references.
+    references. ``names`` are those of all users, for the page of a run; a model, which may be
+    published, does not name them.
 
     >>> from dpscaffold.privacy import statement
     >>> print(render(statement(None)).splitlines()[2])
@@ -40,7 +41,7 @@ def render(said: Statement, title: str = "Privacy statement") -> str:
     if said.human:
         parts += ["## In human terms", _human(said)]
     if said.by_user:
-        parts += ["## Epsilon of each user", _by_user(said.by_user)]
+        parts += ["## Epsilon of each user", _by_user(said.by_user, names)]
     if said.ledger:
         parts += ["## Ledger", _ledger(said.ledger)]
     if said.journal:
@@ -141,16 +142,24 @@ def _by_delta(said: Statement) -> str:
     return _table(("delta", *(titles.get(v, v.replace("_", " ")) for v in views)), rows)
 
 
-def _by_user(found: EpsilonByUser) -> str:
-    """The distribution, and every user where they are few; by their numbers."""
-    spread = found.epsilon_over_users
-    names = ("least", "quarter", "median", "three quarters", "most")
+def _by_user(found: EpsilonByUser, names: Sequence[str]) -> str:
+    """The distribution, and every user where they are few; by their names, or their numbers."""
+    spread, users = found.epsilon_over_users, range(len(found.epsilon))
+    heads = ("least", "quarter", "median", "three quarters", "most")
     values = (spread.min, spread.quarter, spread.median, spread.three_quarters, spread.max)
-    parts = [found.sentence(), _table(names, [tuple(map(round_up, values))])]
-    if len(found.epsilon) <= MOST_USERS:
-        each = zip(found.epsilon, found.noise, strict=True)
-        rows = [(str(user), round_up(e), f"{noise:g}") for user, (e, noise) in enumerate(each)]
+    parts = [found.sentence(), _table(heads, [tuple(map(round_up, values))])]
+    named = len(names) == len(users)
+
+    def called(user: int) -> str:
+        return " ".join(names[user].split()).replace("|", "\\|") if named else str(user)
+
+    if len(users) <= MOST_USERS:
+        each = zip(users, found.epsilon, found.noise, strict=True)
+        rows = [(called(user), round_up(e), f"{noise:g}") for user, e, noise in each]
         parts.append(_table(("user", "epsilon", "noise σ_i"), rows))
+    else:
+        low, high = (called(pick(users, key=found.epsilon.__getitem__)) for pick in (min, max))
+        parts.append(f"The least is that of user {low}, the most that of {high}.")
     return "\n\n".join(parts)
 
 

@@ -1,6 +1,7 @@
 """What the parties of a run agree on: plan, Gaussian mechanism, budget, and the run as a value.
 
-Belongs here: public numbers and their checks. Does not belong here: anything that reads a record.
+Belongs here: public numbers and their checks, and the rule for seeds. Does not belong here:
+anything that reads a record.
 """
 
 import lazy_loader

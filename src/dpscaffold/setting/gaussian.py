@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dpscaffold.checks import choice, number
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.describe import Delta, choose_relation, describe
@@ -198,7 +201,7 @@ class Gaussian(GaussianMechanism):
         local_steps: int,
         sizes: Sequence[int],
         cohort_size: int,
-        batch_sizes: Sequence[int],
+        batch_sizes: Sequence[int] | NDArray[np.integer[Any]],
         weighting: Weighting,
         aggregation: Aggregation,
         declared: bool,

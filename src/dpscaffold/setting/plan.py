@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dpscaffold.checks import choice, floor_share, least_ratio, number, whole
 from dpscaffold.errors import BadInput
-from dpscaffold.randomness.seeds import public_seed
+from dpscaffold.setting.seeds import public_seed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,7 +63,7 @@ class Plan:
         evaluate_every: Rounds between two evaluations; the last round is always evaluated.
         checkpoint_every: Rounds between two checkpoints.
         seed: Draws participants and the network's first weights; batches and noise too, unless they
-            are secret (:mod:`~dpscaffold.randomness.seeds` says what None means).
+            are secret (:mod:`~dpscaffold.setting.seeds` says what None means).
         max_rounds: The largest T that the run may be given later: ε is calibrated and stated for
             this many rounds. None: for ``rounds``.
         schedule: How η_l changes over the T rounds: ``"constant"``, ``"linear"`` or ``"cosine"``
@@ -245,13 +245,18 @@ class Plan:
             )
         return batch_sizes
 
+    def averaged_from(self, warm_rounds: int) -> float:
+        """The first round whose x is part of the averaged output; ∞ where none is."""
+        if self.averaging == "none":
+            return math.inf
+        if self.averaging == "uniform":
+            return warm_rounds + 1
+        last = max(1, math.ceil(self.tail * (self.rounds - warm_rounds)))
+        return max(warm_rounds, self.rounds - last) + 1
+
     def averages(self, round: int, warm_rounds: int) -> bool:
         """Whether x^round is part of the averaged output."""
-        if self.averaging == "none" or round <= warm_rounds:
-            return False
-        if self.averaging == "uniform":
-            return True
-        return round > self.rounds - max(1, math.ceil(self.tail * (self.rounds - warm_rounds)))
+        return round >= self.averaged_from(warm_rounds)
 
     def to_dict(self) -> dict[str, Any]:
         """The fields by name."""

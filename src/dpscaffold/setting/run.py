@@ -25,7 +25,6 @@ from dpscaffold.privacy.describe import Delta, choose_relation
 from dpscaffold.privacy.drawn import SeedKnowledge
 from dpscaffold.privacy.laws import alike
 from dpscaffold.privacy.mechanism import Relation, Sampling
-from dpscaffold.randomness.seeds import Seed, origin_of
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.setting.budget import Budget, View
 from dpscaffold.setting.budgets import (
@@ -41,6 +40,7 @@ from dpscaffold.setting.gaussian import Gaussian
 from dpscaffold.setting.identity import algorithm_identity, task_identity
 from dpscaffold.setting.plan import ONE_ROUND, Plan
 from dpscaffold.setting.secure import Secure, SumPlan
+from dpscaffold.setting.seeds import Seed, origin_of
 from dpscaffold.tasks import Task
 from dpscaffold.tasks.fitting import check_task
 from dpscaffold.tasks.moments import MomentSums
@@ -325,7 +325,7 @@ class Setting:
         """
         if self.plan.weighting == "records":
             return self.sizes.double()
-        ones = torch.ones(self.users, dtype=torch.float64)
+        ones = torch.ones(1, dtype=torch.float64).expand(self.users)
         if self.plan.weighting == "uniform" or self.privacy is None or self.privacy.noise == 0:
             return ones
         spread = self.spreads()[:, 0]
@@ -374,6 +374,11 @@ class Setting:
         return round(4 / self.plan.user_ratio) if planned is None else planned
 
     @cached_property
+    def averaged_from(self) -> float:
+        """The first round whose x is part of the averaged output; ∞ where none is."""
+        return self.plan.averaged_from(self.warm_rounds)
+
+    @cached_property
     def sampling(self) -> Sampling:
         """How batches are drawn; without privacy they have a fixed size."""
         return self.privacy.sampling if self.privacy else "fixed"
@@ -401,7 +406,7 @@ class Setting:
         """The public numbers of these users' participation in a round; spread and weight are
         (U, 1), and so are the steps where users differ in them."""
         plan, privacy = self.plan, self.privacy
-        rows = torch.as_tensor(users, dtype=torch.long)
+        rows, step_size = torch.as_tensor(users, dtype=torch.long), plan.step_size_in(round)
         weight = self.weights[rows].float()[:, None]
         spread: float | Tensor | None = 0.0
         if privacy is not None and privacy.noise > 0:
@@ -409,7 +414,7 @@ class Setting:
         steps: int | Tensor = plan.local_steps
         if plan.steps_by_user is not None:
             steps = torch.tensor(plan.steps_by_user)[rows].float()[:, None]
-        return Known(steps, plan.step_size_in(round), spread, weight)
+        return Known(steps, step_size, spread, weight)
 
     @cached_property
     def secret(self) -> bool:
@@ -450,7 +455,7 @@ class Setting:
             local_steps=plan.local_steps,
             sizes=self.roster.sizes,
             cohort_size=self.cohort_size,
-            batch_sizes=self.batch_sizes.tolist(),
+            batch_sizes=self.batch_sizes.numpy(),
             weighting=plan.weighting,
             aggregation=plan.aggregation,
             declared=self.roster.declared,
@@ -458,7 +463,7 @@ class Setting:
             max_participations=budget.max_participations,
             may_decline=budget.declines,
             secure=self.secure,
-            weights=self.weights.tolist(),
+            weights=self.weights.tolist() if plan.weighting == "noise" else None,
         )
 
     def calibrated(self, epsilon: Epsilon, view: View | None = None) -> Setting:

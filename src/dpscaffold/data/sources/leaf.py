@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from dpscaffold.data.pool import Pool
 from dpscaffold.errors import BadInput
@@ -121,19 +120,3 @@ def _arrays(path: Path, name: str, entry: Any) -> tuple[np.ndarray, np.ndarray]:
             "bad-labels", f"{path}: user {name} has labels that are not whole numbers from 0 up"
         )
     return x, y.astype(np.int64)
-
-
-def write_leaf(
-    path: str | Path, users: dict[str, tuple[torch.Tensor | np.ndarray, torch.Tensor | np.ndarray]]
-) -> None:
-    """Write users' arrays as one LEAF-style file."""
-    data = {
-        name: {"x": np.asarray(x).tolist(), "y": np.asarray(y).tolist()}
-        for name, (x, y) in users.items()
-    }
-    content = {
-        "users": list(data),
-        "num_samples": [len(entry["y"]) for entry in data.values()],
-        "user_data": data,
-    }
-    Path(path).write_text(json.dumps(content), encoding="utf-8")

@@ -26,7 +26,6 @@ from dpscaffold.data.tables.dialect import (
     other_files_note,
     table_files,
 )
-from dpscaffold.data.tables.guesses import Identifiers
 from dpscaffold.data.tables.missing import SeenNaStrings
 from dpscaffold.data.tables.reader import (
     NotNumbers,
@@ -38,6 +37,7 @@ from dpscaffold.data.tables.reader import (
 )
 from dpscaffold.data.tables.source import (
     Codes,
+    Identifiers,
     TableSource,
     category_values,
     check_na_strings,

@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 
 from dpscaffold.data.config import BLANK
+from dpscaffold.data.drafts.guesses import is_measured, rounded_range
+from dpscaffold.data.drafts.profile import LEAST_RECORDS, ColumnProfile, TableProfile
 from dpscaffold.data.sources.arrays import npz_arrays, read_npz
 from dpscaffold.data.tables.cells import toml_key, toml_text, written
 from dpscaffold.data.tables.dialect import AUTO
-from dpscaffold.data.tables.guesses import is_measured, rounded_range
-from dpscaffold.data.tables.profile import LEAST_RECORDS, ColumnProfile, TableProfile
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.roster import FEW_USERS
 from dpscaffold.federation.schema import Kind, Target, kind_of

@@ -18,6 +18,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 
+from dpscaffold.data.drafts.guesses import (
+    but_for,
+    described_label,
+    forms_of,
+    in_thousands,
+    is_compact,
+    markers_in,
+    numbers_in,
+    pointed_out,
+    target_in,
+)
 from dpscaffold.data.tables.cells import CellReader, as_text, same_values, typing_errors
 from dpscaffold.data.tables.codec import read_labels
 from dpscaffold.data.tables.dialect import (
@@ -31,17 +42,6 @@ from dpscaffold.data.tables.dialect import (
     no_tables,
     other_files_note,
     table_files,
-)
-from dpscaffold.data.tables.guesses import (
-    but_for,
-    described_label,
-    forms_of,
-    in_thousands,
-    is_compact,
-    markers_in,
-    numbers_in,
-    pointed_out,
-    target_in,
 )
 from dpscaffold.data.tables.missing import BLANKS, GROUPED, tidy
 from dpscaffold.data.tables.reader import (
