@@ -20,7 +20,7 @@ test: $(VENV)/.ready-dev  ## run the tests (under ten minutes on two cores)
 
 GPU_TESTS = tests/test_devicedraws.py tests/conformance tests/statistical/test_noise.py \
 	tests/statistical/test_sensitivity.py tests/engines/test_cuda.py tests/engines/test_fused.py \
-	tests/engines/test_shards.py tests/experiments/test_lockstep.py
+	tests/engines/test_ranks.py tests/engines/test_shards.py tests/experiments/test_lockstep.py
 
 test-gpu: $(VENV)/.ready-dev  ## conformance, statistics, draws and clipping on a CUDA device
 	TEST_DEVICE=cuda $(BIN)/python -m pytest -n 4 -m "not slow" $(GPU_TESTS)

@@ -150,10 +150,19 @@ def test_everything_that_leaves_a_user_is_a_function_of_noised_gradients(
         assert any(not torch.allclose(a[key], c[key], atol=1e-2) for key in a)
 
 
+#: Every task, and every privacy; the other pairs with ``make test-all``.
+PAIRS = [
+    pytest.param(
+        task, privacy, marks=[pytest.mark.slow] * (task != "logistic" and privacy != "fixed")
+    )
+    for task in TASKS
+    for privacy in ("fixed", "poisson", "user")
+]
+
+
 @each_engine
 @each_algorithm
-@pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("privacy", ["fixed", "poisson", "user"])
+@pytest.mark.parametrize(("task", "privacy"), PAIRS)
 def test_every_uploaded_number_changes_when_the_noise_does(algorithm, task, privacy, engine):
     """Same batches, other noise: each coordinate of Δy, Δc and c_i is another number (a warm
     round's Δy is 0). What stays the same is public: other records of equal number leave it so."""
@@ -235,9 +244,16 @@ def test_clipping_is_joint_where_it_bites():
 # --- pfl-research: the sign of the control variate is inverted ---
 
 
-@each_engine
-@pytest.mark.parametrize("algorithm", WITH_MEMORY)
-@pytest.mark.parametrize("user_ratio", [pytest.param(1.0, marks=pytest.mark.slow), 0.5])
+#: The simulator for every algorithm, the loop (which it agrees with) for one.
+REACHING = [
+    pytest.param(algorithm, *case, marks=[] if case == fast else pytest.mark.slow)
+    for algorithm in WITH_MEMORY
+    for case in itertools.product(("loop", "simulator"), (1.0, 0.5))
+    for fast in [("loop", 1.0) if algorithm == "scaffold" else ("simulator", 0.5)]
+]
+
+
+@pytest.mark.parametrize(("algorithm", "engine", "user_ratio"), REACHING)
 def test_scaffold_reaches_the_exact_optimum_of_heterogeneous_quadratics(
     algorithm, user_ratio, engine
 ):
@@ -260,8 +276,15 @@ def test_scaffold_reaches_the_exact_optimum_of_heterogeneous_quadratics(
     torch.testing.assert_close(reached, optimum, rtol=1e-3, atol=1e-3)
 
 
-@each_engine
-@pytest.mark.parametrize("algorithm", ["fedavg", "fedprox"])
+@pytest.mark.parametrize(
+    ("algorithm", "engine"),
+    [
+        ("fedavg", "loop"),
+        ("fedprox", "simulator"),
+        pytest.param("fedavg", "simulator", marks=pytest.mark.slow),
+        pytest.param("fedprox", "loop", marks=pytest.mark.slow),
+    ],
+)
 def test_fedavg_with_several_steps_stays_away_from_it(algorithm, engine):
     """The same quadratics: FedAvg's fixed point with K > 1 is elsewhere, and with K = 1 it is the
     optimum."""

@@ -137,6 +137,19 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in inside}
 
 
+def is_close(found: Any, wanted: Any) -> bool:
+    """Equal but for the last digits: how many rows are scored together decides, on some
+    processors, in which order the sums of a row are added."""
+    if isinstance(wanted, dict):
+        same = isinstance(found, dict) and found.keys() == wanted.keys()
+        return same and all(is_close(found[key], wanted[key]) for key in wanted)
+    if isinstance(wanted, list | tuple):
+        return len(found) == len(wanted) and all(map(is_close, found, wanted))
+    if isinstance(wanted, float):
+        return found == pytest.approx(wanted, rel=1e-5, abs=1e-6, nan_ok=True)
+    return bool(found == wanted)
+
+
 @given(FOLDERS)
 def test_an_evaluation_of_a_folder_is_that_of_one_table_and_of_each_file(
     model: Model, files: Any
@@ -163,7 +176,7 @@ def test_an_evaluation_of_a_folder_is_that_of_one_table_and_of_each_file(
         whole = evaluate_files(model, Path(place) / "one.csv", site="site").whole
         told, wanted = found.whole.to_dict(), whole.to_dict()
         assert bool(told.pop("reason")) == bool(wanted.pop("reason"))
-        assert told == wanted and found.whole.rows == len(good)
+        assert is_close(told, wanted) and found.whole.rows == len(good)
         for name, entry in zip(sorted(files, key=Path), found.files, strict=True):
             assert entry.file == name
             if not entry.rows:
@@ -171,13 +184,8 @@ def test_an_evaluation_of_a_folder_is_that_of_one_table_and_of_each_file(
                 continue
             alone = evaluate_files(model, home / name).whole
             figures = (entry.rows, entry.left_out, entry.reason, entry.metrics, entry.baseline)
-            assert figures == (
-                alone.rows,
-                alone.left_out,
-                alone.reason,
-                alone.metrics,
-                alone.baseline,
-            )
+            wanted = (alone.rows, alone.left_out, alone.reason, alone.metrics, alone.baseline)
+            assert is_close(figures, wanted)
 
 
 def test_metrics_of_a_folder_agree_with_another_library(model: Model, tmp_path: Path) -> None:

@@ -74,27 +74,35 @@ HONEST = [
     ("privacy.sampling=poisson",),
     ("privacy.sampling=poisson", "privacy.neighbours=add-remove", "data.declared_sizes=32"),
     ("privacy.unit=user", "privacy.noise=3"),
-    ("privacy.unit=user", "privacy.noise=3", "privacy.sampling=poisson"),
     ("algorithm.name=fedavg", "task.kind=mlp"),
     ("algorithm.name=scaffold-warm", "plan.rounds=3", "plan.warm_rounds=1"),
     ("algorithm.name=fedsgd", "plan.local_steps=2", "privacy.secret=true"),
+    ("data.size_spread=0.5", "plan.rounds=4", "privacy.max_participations=2"),
+]
+#: The same parts in other combinations.
+COMBINED = [
+    ("privacy.unit=user", "privacy.noise=3", "privacy.sampling=poisson"),
     ("algorithm.name=scaffold-balanced", "plan.weighting=records"),
     ("algorithm.name=fedprox", "algorithm.mu=0.5", "plan.regularisation=0.01"),
     ("algorithm.name=fedavg", "algorithm.server=adam", "plan.data_ratio=1.0", "privacy.noise=3"),
     ("task.kind=mlp", "privacy.sampling=poisson", "privacy.secret=true"),
-    ("data.size_spread=0.5", "plan.rounds=4", "privacy.max_participations=2"),
     ("plan.rounds=8", "plan.user_ratio=0.5", "plan.data_ratio=0.1", "privacy.noise=0.7"),
 ]
 
 
-@pytest.mark.parametrize("overrides", HONEST, ids=" ".join)
+def slow(*values):
+    """A case that repeats others, for ``make test-all``."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("overrides", [*HONEST, *map(slow, COMBINED)], ids=" ".join)
 def test_nobody_beats_the_engine_as_it_is(config, overrides):
     report = audited(config, *overrides)
     assert not report.beaten
     assert report.simulated == ("privacy.secret=true" not in overrides)
 
 
-@pytest.mark.parametrize("sampling", ["fixed", "poisson"])
+@pytest.mark.parametrize("sampling", ["fixed", slow("poisson")])
 def test_a_third_of_the_claim_is_proved(config, sampling):
     """The setting named in docs/audits.md, with fewer games."""
     setting = ("plan.rounds=1", "plan.local_steps=1", "plan.data_ratio=1.0", "privacy.noise=1.0")
@@ -103,7 +111,7 @@ def test_a_third_of_the_claim_is_proved(config, sampling):
     assert not report.beaten and report.findings[0].ratio > 1 / 3
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold"])
+@pytest.mark.parametrize("algorithm", ["fedavg", slow("scaffold")])
 def test_other_views_see_less_or_are_promised_less(config, algorithm):
     """Towards a third party FedAvg with one step claims the noise of all; games respect it, and
     its own noise taken off, a participant's claim is larger."""
@@ -144,8 +152,10 @@ FEW = ("data.users=2", "plan.data_ratio=1.0", "privacy.noise=1.0")
 MANY = ("algorithm.name=fedavg", "plan.data_ratio=1.0", "privacy.noise=1.0")
 
 
-@pytest.mark.parametrize("sampling", ["fixed", "poisson"])
-@pytest.mark.parametrize("setting", [FEW, MANY], ids=["memory", "escaping"])
+@pytest.mark.parametrize(
+    ("setting", "sampling"),
+    [(FEW, "poisson"), (MANY, "fixed"), slow(FEW, "fixed"), slow(MANY, "poisson")],
+)
 def test_sums_of_several_local_steps_tell_something(config, setting, sampling):
     """K = 4. With memory: what users remember is added back. Without: a loss on which the user's
     own steps grow above the noise of five others."""
@@ -252,7 +262,7 @@ def test_a_clip_for_each_tensor(config, monkeypatch):
     assert report.beaten and report.canary > 2.5
 
 
-@pytest.mark.parametrize("sampling", ["fixed", "poisson"])
+@pytest.mark.parametrize("sampling", ["fixed", slow("poisson")])
 def test_no_clip_at_all(config, monkeypatch, sampling):
     def idle(parts, weight, clip):
         return clip
@@ -262,11 +272,16 @@ def test_no_clip_at_all(config, monkeypatch, sampling):
 
 
 @pytest.mark.parametrize(
-    ("factor", "games"),
-    [(0.25, 400), (0.5, 400), (0.75, 4000)],
-    ids=["by b twice", "of C", "a quarter short"],
+    ("factor", "games", "sampling"),
+    [
+        (0.25, 400, "fixed"),
+        slow(0.25, 400, "poisson"),
+        (0.5, 400, "fixed"),
+        (0.5, 400, "poisson"),
+        (0.75, 4000, "fixed"),
+        slow(0.75, 4000, "poisson"),
+    ],
 )
-@pytest.mark.parametrize("sampling", ["fixed", "poisson"])
 def test_too_little_noise(config, monkeypatch, factor, games, sampling):
     """Divided by b twice (b is 4 in the game), of scale σC in place of 2σC, and a quarter short."""
     proper = steps_module.Scales._spread
@@ -323,7 +338,7 @@ def test_not_a_number_passes(config, monkeypatch):
         assert audited(config, f"privacy.sampling={sampling}").beaten
 
 
-@pytest.mark.parametrize("sampling", ["fixed", "poisson"])
+@pytest.mark.parametrize("sampling", [slow("fixed"), "poisson"])
 def test_a_clip_read_off_the_batch(config, monkeypatch, sampling):
     """The median of the batch's norms in place of C: one record decides how far others reach."""
     proper = clipping_module.clip_outer
@@ -331,7 +346,7 @@ def test_a_clip_read_off_the_batch(config, monkeypatch, sampling):
     assert audited(config, f"privacy.sampling={sampling}").beaten
 
 
-@pytest.mark.parametrize("sampling", ["fixed", "poisson"])
+@pytest.mark.parametrize("sampling", [slow("fixed"), "poisson"])
 def test_more_local_steps_than_are_counted(config, monkeypatch, sampling):
     """Epochs in place of K steps: whoever has more records takes more of them."""
     step_by_step(monkeypatch)
@@ -413,8 +428,10 @@ class Negative:
     [
         (),
         ("plan.data_ratio=1.0", "privacy.noise=3"),
-        ("algorithm.name=fedavg", "privacy.sampling=poisson"),
-        ("algorithm.name=scaffold-warm", "plan.rounds=3", "plan.warm_rounds=1", "task.kind=mlp"),
+        slow(("algorithm.name=fedavg", "privacy.sampling=poisson")),
+        slow(
+            ("algorithm.name=scaffold-warm", "plan.rounds=3", "plan.warm_rounds=1", "task.kind=mlp")
+        ),
     ],
     ids=" ".join,
 )
@@ -511,7 +528,7 @@ def one_run(case, out, **changes):
     return play_one_run(replace(OneRunRequest.of(case, 120, out, seed=4), **changes), 0.99, 60.0)
 
 
-@pytest.mark.parametrize("sampling", ["fixed", "poisson"])
+@pytest.mark.parametrize("sampling", ["fixed", slow("poisson")])
 def test_one_run_on_real_data(config, sampling, monkeypatch, tmp_path):
     """Not beaten as it is; with hardly any noise it proves more than was claimed."""
     case = read_case(config, [f"privacy.sampling={sampling}", *ONE_RUN])

@@ -36,9 +36,10 @@ class Mode:
 
     ``acts`` and ``refused`` are words with a semicolon between two options. ``whole`` modes have
     words for all options, but for those that other modes of the command are about. ``slow`` ones
-    take seconds for each line. ``first`` is a line to run before. ``compares`` says what shows that
-    an option acts: the ``words`` without numbers where these are a matter of chance, or only
-    whether there is ``progress`` on a terminal.
+    take seconds for each line, or have the options of another whole mode of the command.
+    ``first`` is a line to run before. ``compares`` says what shows that an option acts: the
+    ``words`` without numbers where these are a matter of chance, or only whether there is
+    ``progress`` on a terminal.
     """
 
     command: str
@@ -106,6 +107,7 @@ PRIVACY = (
         "sum.toml",
         acts=f"{ASKED}; {DRAWN}; --quote; --json",
         refused=f"{DESCRIBED}; {SEVERAL}; --all",
+        slow=True,
     ),
     Mode(
         "privacy",
@@ -157,6 +159,7 @@ CALIBRATE = (
         "--max-participations 2; --algorithm scaffold; --advantage 0.2; --group 2; --view server; "
         "--colluders 2; --solve table; --delta 0.001; --json",
         refused="--noise 3; --epsilon 1; --mu 0.5; --tpr 0.1; --at-fpr 0.01",
+        slow=True,
     ),
     Mode(
         "calibrate",
@@ -166,6 +169,7 @@ CALIBRATE = (
         "--algorithm fedavg; --max-participations 2; --tpr 0.95; --at-fpr 0.6; --group 2; "
         "--view third-party; --solve noise; --delta 0.001; --json",
         refused="--rounds 5; --epsilon 1; --advantage 0.1; --mu 0.5; --colluders 2",
+        slow=True,
     ),
     Mode(
         "calibrate",
@@ -224,6 +228,7 @@ TRAIN = (
         acts=f"{TRAINED}; --set plan.rounds=3; --unset privacy; --engine loop; --release; "
         "--data-key key; --seeds 3",
         refused="--allow median-clip; --stop-on stop.csv; --track tensorboard",
+        slow=True,
     ),
 )
 
@@ -494,7 +499,8 @@ LONG = (
         "the list",
         "--list --seeds 1 --scale 0.01",
         acts="--estimate; --seeds 2; --scale 0.02; --no-folds; --json; without --list",
-        refused="--device auto; --out elsewhere; --row x; --only-runs; -q; --data-dir data",
+        refused="--device auto; --out elsewhere; --row x; --only-runs; -q; --data-dir data; "
+        "--stored elsewhere",
         slow=True,
     ),
     Mode(
@@ -502,7 +508,7 @@ LONG = (
         "an experiment",
         'figure1 --row "K = 50" --scale 0.01 --seeds 1',
         acts="--seeds 2; --scale 0.02; --device nowhere; --out elsewhere; --row nowhere; "
-        "--only-runs; --json; --no-folds",
+        "--only-runs; --json; --no-folds; --stored nowhere",
         refused="--list; --estimate; --data-dir data",
         slow=True,
     ),
@@ -532,10 +538,21 @@ DEPLOYED = (
         AS_ASKED,
         "served.toml --out deployed --server site/server",
         acts="--out other; --server other; --resume; --without one; --set plan.rounds=3; "
-        "--insecure; --json",
+        "--insecure; --json; --continue deployed",
     ),
-    Mode("server admit", "a site", "site/one/one.site", acts="--server site/server"),
+    Mode(
+        "server admit",
+        "a site",
+        "site/one/one.site",
+        acts="--server site/server; --epsilon 0.5 --server site/server",
+    ),
     Mode("server remove", "a site", "one", acts="--server site/server"),
+    Mode(
+        "server joining",
+        AS_ASKED,
+        "deployed one.joining",
+        acts="--server site/server; --json",
+    ),
     Mode("server status", "a run", "deployed", acts="--json", refused="--page 0.0.0.0:8080"),
     Mode("site init", "an invitation", "site/one.invitation", acts="--out other"),
     Mode(
@@ -589,6 +606,12 @@ DEPLOYED = (
         "rows",
         "site/one/site.toml rows.csv",
         acts="--run 7; --personal; --json; --label well; --figure figure.png",
+    ),
+    Mode(
+        "site joining",
+        AS_ASKED,
+        "site/one/site.toml",
+        acts="--run 7; --out other; --json",
     ),
     Mode(
         "site personalise",

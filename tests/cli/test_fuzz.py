@@ -81,8 +81,8 @@ def test_tables_that_fuzzing_found(settings, said, tmp_path, monkeypatch):
 def test_a_draft_of_odd_names_is_a_configuration(tmp_path):
     """Signs that TOML does not take as they are, in a folder, a column and a category."""
     from dpscaffold.config import parse
-    from dpscaffold.data.tables.draft import draft
-    from dpscaffold.data.tables.profile import look
+    from dpscaffold.data.drafts.draft import draft
+    from dpscaffold.data.drafts.profile import look
 
     rows = "\n".join(f"{i % 9},{'ab'[i % 2]}\x7f,{'yn'[i % 2]}" for i in range(40))
     (tmp_path / "a\x7f\x01.csv").write_text(f'ag"\x7fe,ward,ill\n{rows}\n')

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from contextlib import chdir
 from dataclasses import replace
 from pathlib import Path
 
@@ -43,17 +44,12 @@ noise = 4.0
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def dpscaffold(*arguments, folder, **options):
-    """Run the command line in its own process; options go to subprocess.run."""
-    environment = os.environ | {
-        "DPSCAFFOLD_CACHE": str(Path(folder) / "cache"),
-        "OMP_NUM_THREADS": "1",
-        "COLUMNS": "200",
-    }
-    command = [sys.executable, "-m", "dpscaffold", *map(str, arguments)]
-    return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, **options
-    )
+def dpscaffold(*arguments, folder):
+    """The command line in this folder, with solved optima in it and a wide terminal."""
+    with pytest.MonkeyPatch.context() as patch, chdir(folder):
+        patch.setenv("DPSCAFFOLD_CACHE", str(Path(folder) / "cache"))
+        patch.setenv("COLUMNS", "200")
+        return done_here(*arguments)
 
 
 @pytest.fixture(scope="module")
@@ -216,7 +212,7 @@ def test_the_python_example_runs(tmp_path):
 #: A longer run whose every round is in its metrics, with a checkpoint every four.
 LONG = tuple(
     f"--set=plan.{key}"
-    for key in ("rounds=300", "local_steps=10", "evaluate_every=1", "checkpoint_every=4")
+    for key in ("rounds=120", "local_steps=10", "evaluate_every=1", "checkpoint_every=4")
 )
 
 
@@ -280,7 +276,7 @@ def test_a_stopped_run_resumes_to_the_uninterrupted_end(config, whole, tmp_path,
     for place in range(stored, released):
         row = expected[place]
         expected[place] = replace(row, metrics={**row.metrics, "epsilon_server": spent})
-    assert run.metrics() == expected and len(expected) == 300
+    assert run.metrics() == expected and len(expected) == 120
     assert run.read_json("summary.json")["final"] == whole.read_json("summary.json")["final"]
 
 

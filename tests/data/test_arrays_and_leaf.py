@@ -20,8 +20,23 @@ from dpscaffold.data import (
     read_npz,
 )
 from dpscaffold.data.pool import Pool
-from dpscaffold.data.sources.leaf import write_leaf
 from dpscaffold.federation import Federation
+
+
+def write_leaf(
+    path: Path, users: dict[str, tuple[torch.Tensor | np.ndarray, torch.Tensor | np.ndarray]]
+) -> None:
+    """Write users' arrays as one LEAF-style file."""
+    data = {
+        name: {"x": np.asarray(x).tolist(), "y": np.asarray(y).tolist()}
+        for name, (x, y) in users.items()
+    }
+    content = {
+        "users": list(data),
+        "num_samples": [len(entry["y"]) for entry in data.values()],
+        "user_data": data,
+    }
+    path.write_text(json.dumps(content), encoding="utf-8")
 
 
 def users(

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from dpscaffold.cli import app
 from dpscaffold.config import parse
-from dpscaffold.data.tables.draft import loud_site, random_sizes, row_norm, run_lines, standardised
+from dpscaffold.data.drafts.draft import loud_site, random_sizes, row_norm, run_lines, standardised
 from dpscaffold.planning.facts import Facts
 from dpscaffold.privacy import statement
 

@@ -16,10 +16,10 @@ from refusals import refuses
 from dpscaffold.config import parse
 from dpscaffold.data import load_federation
 from dpscaffold.data.config import parse_data
+from dpscaffold.data.drafts.draft import draft, draft_arrays
+from dpscaffold.data.drafts.profile import look
 from dpscaffold.data.loading import read_pool
 from dpscaffold.data.tables.dialect import Dialect, TableFile, table_files
-from dpscaffold.data.tables.draft import draft, draft_arrays
-from dpscaffold.data.tables.profile import look
 from dpscaffold.data.tables.reader import column_names, read_batches
 from dpscaffold.data.tables.rows import raw_parts
 from dpscaffold.planning.asked import planned_setting

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typed import typed
 
-from dpscaffold.data.tables.profile import look
+from dpscaffold.data.drafts.profile import look
 
 
 def test_records_left_out_for_a_gap_are_counted_by_column(

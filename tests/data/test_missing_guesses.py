@@ -15,9 +15,9 @@ from typed import typed
 
 from dpscaffold.config import parse
 from dpscaffold.data import load_federation
-from dpscaffold.data.tables.draft import draft
-from dpscaffold.data.tables.guesses import markers_in, pointed_out
-from dpscaffold.data.tables.profile import look
+from dpscaffold.data.drafts.draft import draft
+from dpscaffold.data.drafts.guesses import markers_in, pointed_out
+from dpscaffold.data.drafts.profile import look
 
 NOTHING = ("?", "-", ".", "--", "k. A.", "n.a.", "Unknown", "unbekannt", "N/D", "not done")
 

@@ -18,9 +18,9 @@ from typer.testing import CliRunner
 from dpscaffold import Logistic, Model, load_model
 from dpscaffold.cli import app
 from dpscaffold.data import federation_of, load, load_federation, prepare
+from dpscaffold.data.drafts.profile import look
 from dpscaffold.data.tables.cells import days, same_values, typing_errors
 from dpscaffold.data.tables.codec import Coding
-from dpscaffold.data.tables.profile import look
 from dpscaffold.deployment.protocol.agreement import SchemaSettings
 from dpscaffold.deployment.site.reading import read_records
 from dpscaffold.errors import BadInput

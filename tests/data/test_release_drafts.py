@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from dpscaffold import Gaussian, Logistic, Model, Plan, fedavg, load_model, train
 from dpscaffold.cli import app
 from dpscaffold.data import load, load_federation, prepare
+from dpscaffold.data.drafts.draft import draft_arrays
 from dpscaffold.data.prepared import Ranges, UnitNorm
-from dpscaffold.data.tables.draft import draft_arrays
 from dpscaffold.errors import BadInput
 from dpscaffold.models import predict_files
 

@@ -264,8 +264,7 @@ def test_the_schema_says_what_a_row_looks_like_and_nothing_of_a_record(tmp_path:
     assert schema.target.classes == ("0", "1")
     for step in schema.preparation:
         assert step.protection in ("none needed", "public") or not hasattr(step, "mean")
-    said = schema.to_dict()
-    assert [step["protection"] for step in said["preparation"]] == [
+    assert [step.protection for step in schema.preparation] == [
         "unprotected",  # the wards
         "unprotected",  # the labels
         "none needed",  # the rule by which users are left out

@@ -40,6 +40,7 @@ NOT_RUN = [
     ("docs/howto/machines.md", "needs a process group; tests/rank_cases.py calls it so"),
     *[("docs/operations.md", "needs a federation; tests/deploy/test_approval.py runs the commands")]
     * 2,
+    ("docs/operations.md", "needs a federation; tests/deploy/test_continuing.py runs the same"),
     (
         "docs/operations.md",
         "needs a finished run; tests/deploy/test_site_model.py runs the commands",
@@ -49,6 +50,7 @@ NOT_RUN = [
         "needs a container engine or systemd; tests/deploy/test_packages.py checks both",
     ),
     ("docs/reproduction.md", "an hour and more on two cores"),
+    ("docs/reproduction.md", "needs data, and trains whole plans"),
     (
         "examples/flower-app/README.md",
         "names hosts and paths of your own federation; tests/deploy/test_flower_app.py runs "

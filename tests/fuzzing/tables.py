@@ -18,8 +18,8 @@ import pyarrow.parquet
 
 from dpscaffold.config import parse
 from dpscaffold.data import load_federation, prepare
-from dpscaffold.data.tables.draft import draft, draft_arrays
-from dpscaffold.data.tables.profile import look
+from dpscaffold.data.drafts.draft import draft, draft_arrays
+from dpscaffold.data.drafts.profile import look
 from dpscaffold.errors import BadInput
 
 #: Cells of every kind, to be put anywhere in a table.

@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 from dpscaffold.cli import app
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy import Cost, Ledger, PrivacyError, describe
-from dpscaffold.randomness.seeds import Seed
 from dpscaffold.runs.journal import Journal
 from dpscaffold.runs.ledger import LedgerSummary, Opening
+from dpscaffold.setting.seeds import Seed
 
 OPTIONS = (
     "--users 100 --records 4000 --rounds 400 --local-steps 50 --user-ratio 0.2 --data-ratio "
