@@ -49,27 +49,30 @@ def weighted_sum(weights: Tensor, moves: Tensor) -> Tensor:
 def chained(total: Tensor, weights: Tensor, rows: Tensor) -> Tensor:
     """``total`` (P,) + w_1·rows_1 + w_2·rows_2 + …, added in this order: each product is added
     before it is rounded (a fused multiply-add)."""
-    if not len(rows):
-        return total
-    step, whole = rows_in_order(torch.get_num_threads()) or len(rows), total.clone()
-    for start in range(0, len(rows), step):
-        whole.addmv_(rows[start : start + step].t(), weights[start : start + step])
+    step, whole = rows_in_order(torch.get_num_threads()), total.clone()
+    if step is None:
+        for weight, row in zip(weights.tolist(), rows.unbind(), strict=True):
+            whole.add_(row, alpha=weight)
+        return whole
+    for start in range(0, len(rows), step or len(rows)) if len(rows) else ():
+        whole.addmv_(rows[start:][: step or None].t(), weights[start:][: step or None])
     return whole
 
 
 @cache
-def rows_in_order(threads: int) -> int:
-    """How many rows a matrix-vector product of this machine adds in order; 0: any number.
+def rows_in_order(threads: int) -> int | None:
+    """How many rows a matrix-vector product of this machine adds in order, each product before it
+    is rounded; 0: any number, None: it does not.
 
-    Products of many rows may be added in blocks, which depends on the processor. It is tried with
-    numbers of rows and columns that take all ways through the code.
+    Products of many rows may be added in blocks, and some processors round every product first. It
+    is tried with numbers of rows and columns that take all ways through the code.
     """
     random = torch.Generator().manual_seed(0)
     for step in (0, 4, 2):
         shapes = [(count, columns) for count in _COUNTS for columns in _COLUMNS]
         if all(_adds_in_order(*shape, step, random) for shape in shapes):
             return step
-    return 1
+    return None
 
 
 #: Rows and columns with which the order of sums is tried.
