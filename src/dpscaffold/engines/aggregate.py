@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import cache
 
 import numpy as np
 import torch
@@ -40,53 +39,22 @@ def weighted_sum(weights: Tensor, moves: Tensor) -> Tensor:
         return weights @ moves
     if moves.dim() == 2:
         return chained(moves.new_zeros(moves.shape[1]), weights, moves)
-    total = torch.zeros_like(moves[:, 0])
-    for weight, move in zip(weights.tolist(), moves.unbind(1), strict=True):
-        total.add_(move, alpha=weight)
-    return total
+    return _added(torch.zeros_like(moves[:, 0]), weights, moves.unbind(1))
 
 
 def chained(total: Tensor, weights: Tensor, rows: Tensor) -> Tensor:
-    """``total`` (P,) + w_1·rows_1 + w_2·rows_2 + …, added in this order: each product is added
-    before it is rounded (a fused multiply-add)."""
-    step, whole = rows_in_order(torch.get_num_threads()), total.clone()
-    if step is None:
-        for weight, row in zip(weights.tolist(), rows.unbind(), strict=True):
-            whole.add_(row, alpha=weight)
-        return whole
-    for start in range(0, len(rows), step or len(rows)) if len(rows) else ():
-        whole.addmv_(rows[start:][: step or None].t(), weights[start:][: step or None])
-    return whole
+    """``total`` (P,) + w_1·rows_1 + w_2·rows_2 + …, added in this order.
 
-
-@cache
-def rows_in_order(threads: int) -> int | None:
-    """How many rows a matrix-vector product of this machine adds in order, each product before it
-    is rounded; 0: any number, None: it does not.
-
-    Products of many rows may be added in blocks, and some processors round every product first. It
-    is tried with numbers of rows and columns that take all ways through the code.
+    Not a matrix-vector product: libraries add its rows in blocks, or round each product first,
+    depending on the processor.
     """
-    random = torch.Generator().manual_seed(0)
-    for step in (0, 4, 2):
-        shapes = [(count, columns) for count in _COUNTS for columns in _COLUMNS]
-        if all(_adds_in_order(*shape, step, random) for shape in shapes):
-            return step
-    return None
+    return _added(total.clone(), weights, rows.unbind())
 
 
-#: Rows and columns with which the order of sums is tried.
-_COUNTS, _COLUMNS = (1, 2, 5, 15, 16, 17, 40, 300), (1, 3, 64, 832, 853)
-
-
-def _adds_in_order(count: int, columns: int, step: int, random: torch.Generator) -> bool:
-    rows, weights = (torch.randn(*size, generator=random) for size in ((count, columns), (count,)))
-    rows, weights = rows[: step or count], weights[: step or count]
-    total = torch.randn(columns, generator=random)
-    product = torch.addmv(total, rows.t(), weights)
+def _added(total: Tensor, weights: Tensor, rows: Sequence[Tensor]) -> Tensor:
     for weight, row in zip(weights.tolist(), rows, strict=True):
         total.add_(row, alpha=weight)
-    return torch.equal(product, total)
+    return total
 
 
 class Aggregate:
