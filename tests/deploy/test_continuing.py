@@ -341,9 +341,38 @@ def test_a_participation_that_the_first_ledger_missed_is_counted(joined):
     counts = read_counts(joined.second, joined.world.names)
     for name in joined.early:
         assert counts[name] >= joined.entry(name, joined.second).used == 6
+    assert read_account(joined.second).parts[0].repeats  # of the first run, not of its planned rest
 
 
 # --- crashes
+
+
+@pytest.mark.parametrize("continues", [True, False])
+def test_a_grant_is_not_kept_for_other_records(tmp_path, continues):
+    """A site that ends between its ledger's line and its folder, and comes back with fewer records:
+    each of them is in more batches than the grant's ε counts."""
+    joined = Joined(tmp_path, data_ratio=0.25).begin()
+    world, name, old = joined.world, joined.early[1], joined.run_in(joined.first)
+    asked = joined.offer(name, "aa", old)
+    if not continues:
+        offer = joined.world.enrolled.offer
+        asked = joined.message("offer", name, "aa", offer=offer, commitment="00")
+
+    def end(site, step):
+        if (site, step) == (name, "reserved"):
+            raise Crash
+
+    world.steps = end
+    with pytest.raises(Crash):
+        world.send(name, asked)
+    world.steps = lambda site, step: None
+    world.restart(name)
+    assert world.send(name, asked).header["status"] == "yes"
+    (world.sites[name].state.run("aa").folder / "enrolment.json").unlink()
+    world.write_data(name, world.names.index(name), slice(0, 4))
+    world.restart(name)
+    answer = world.send(name, asked).header
+    assert (answer["status"], answer["reason"]) == ("no", "data-changed")
 
 
 @pytest.mark.parametrize("step", ["reserved", "begun", "settled", "counted", "stored"])

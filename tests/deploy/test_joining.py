@@ -23,6 +23,8 @@ from typer.testing import CliRunner
 
 from dpscaffold import load_model
 from dpscaffold.cli import app
+from dpscaffold.cli.subject import Numbers, from_source
+from dpscaffold.cli.together import parts_of
 from dpscaffold.deployment.protocol import joining
 from dpscaffold.deployment.protocol.joining import (
     LIMIT,
@@ -34,10 +36,13 @@ from dpscaffold.deployment.protocol.joining import (
     scale_for,
 )
 from dpscaffold.deployment.protocol.messages import new_key, pack, sign
+from dpscaffold.deployment.provision import read_signing_key
 from dpscaffold.deployment.server.joining import mean_of
 from dpscaffold.deployment.site.ledger import SiteLedger
+from dpscaffold.privacy.further import COMPARISON
 from dpscaffold.privacy.showing import round_up
 from dpscaffold.randomness.laplace import discrete_laplace
+from dpscaffold.runs.ledger import read_account
 from dpscaffold.tasks import Logistic
 from dpscaffold.tasks.near import SiteRows, fit_near
 
@@ -218,7 +223,7 @@ def test_the_server_shows_the_mean_with_its_noise(tmp_path):
     found = json.loads(said("server", "joining", run, out, "--server", server, "--json").output)
     assert found["sites"] == ["north"] and abs(found["personal_gain"]) <= LIMIT + 0.01
     kept = json.loads((run / "joining.json").read_text())
-    assert kept == found
+    assert kept == found | {"released": kept["released"]}
     assert said("report", run, "--out", tmp_path / "page.html").exit_code == 0
     assert found["sentence"] in (tmp_path / "page.html").read_text()
     before, page = stated, (run / "privacy.md").read_text()
@@ -239,13 +244,44 @@ def test_the_server_shows_the_mean_with_its_noise(tmp_path):
         (tmp_path / "forged").write_bytes(forged.to_bytes(key))
         with refuses(code):
             _run("server", "joining", run, tmp_path / "forged", "--server", server)
-    assert json.loads((run / "joining.json").read_text()) == found
+    assert json.loads((run / "joining.json").read_text()) == kept
+
+
+def test_what_was_released_once_stays_in_the_statement(tmp_path):
+    """Files of other sites, and other files of one, in commands of their own."""
+    world, _, server = allowed(tmp_path)
+    run, epsilon = tmp_path / "run", read_account(tmp_path / "run").statement().quoted_epsilon
+
+    def give(name, scale):
+        key = read_signing_key(tmp_path / "fed" / name / "site.key")
+        path = tmp_path / f"{name}-{scale}.joining"
+        path.write_bytes(
+            NoisedJoining(world.enrolled.run, name, "accuracy", 5, 5, scale).to_bytes(key)
+        )
+        _run("server", "joining", run, path, "--server", server)
+        stated = json.loads((run / "privacy.json").read_text())["outside"]
+        assert tuple(stated) == read_account(run).statement().outside
+        return next(one for one in stated if one.startswith(COMPARISON))
+
+    assert f"at most {round_up(epsilon + 4)} " in give("north", 1000)
+    second = give("east", 16000)
+    assert "(east, north)" in second and f"at most {round_up(epsilon + 4)} " in second
+    assert give("north", 1000) == second
+    assert f"at most {round_up(epsilon + 6)} " in give("north", 2000)
+
+
+def test_what_was_released_after_a_run_is_added_to_several_runs(tmp_path):
+    _, site, server = allowed(tmp_path, "1e6")
+    run, out = tmp_path / "run", tmp_path / "north.joining"
+    _run("site", "joining", site, "--out", out)
+    before = parts_of(run, from_source(run, Numbers(), None), 1)
+    _run("server", "joining", run, out, "--server", server)
+    (alone,), (both,) = before, parts_of(run, from_source(run, Numbers(), None), 1)
+    assert both.epsilon("server") >= 0.999 * (alone.epsilon("server") + 4000)
 
 
 def test_a_file_of_another_run_is_refused(tmp_path):
     _, site, server = allowed(tmp_path)
-    from dpscaffold.deployment.provision import read_signing_key
-
     other = NoisedJoining("another", "north", "accuracy", 5, 5, 1)
     (tmp_path / "other").write_bytes(other.to_bytes(read_signing_key(site.parent / "site.key")))
     with refuses("other-federation: another"):

@@ -16,7 +16,7 @@ import json
 import math
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,35 @@ NOISED_JOINING = "joining.json"
 AGAIN = "restore it or start a new run"
 #: The key of a line that says up to which round the run was extended.
 EXTENDS = "extends"
+
+
+@dataclass(frozen=True)
+class SitesReleases:
+    """Noised comparisons that sites released after a run: the site and the ε of every file, by its
+    digest. A file that is given again is the same release."""
+
+    files: Mapping[str, tuple[str, float]] = field(default_factory=dict)
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """Whose records they are about."""
+        return tuple(sorted({site for site, _ in self.files.values()}))
+
+    @property
+    def epsilon(self) -> float:
+        """The largest of any site, whose files add.
+
+        >>> SitesReleases({"a": ("north", 1.0), "b": ("east", 0.25), "c": ("north", 0.5)}).epsilon
+        1.5
+        """
+        totals = dict.fromkeys(self.sites, 0.0)
+        for site, epsilon in self.files.values():
+            totals[site] += epsilon
+        return max(totals.values(), default=0.0)
+
+    def to_json(self) -> dict[str, list[Any]]:
+        """For the run folder."""
+        return {name: list(one) for name, one in self.files.items()}
 
 
 @dataclass(frozen=True)
@@ -96,8 +125,8 @@ class Account:
     ``anchor`` is the head of the journal. ``colluders`` is how many participants are taken to pool
     what they know, ``drawn`` what is known about the seed of the draw, and ``allowed`` what a
     release was told to overlook (None: no release). ``parts`` are the ledgers of the parts in which
-    its rounds were planned, if there are several. ``comparison`` is the ε and the names of
-    the sites that released a noised comparison of models after the run.
+    its rounds were planned, if there are several. ``comparison`` is what its sites
+    released after the run, a noised comparison of models each.
 
     Where the run continues another one, the parts of that come first: ``stopped`` is how many, and
     ``people`` names the users of each part. ``cap`` is the most often that any user takes part in
@@ -115,7 +144,7 @@ class Account:
     allowed: tuple[str, ...] | None = None
     planned: tuple[str, ...] = ()
     parts: tuple[Ledger, ...] = ()
-    comparison: tuple[float, tuple[str, ...]] | None = None
+    comparison: SitesReleases | None = None
     people: tuple[tuple[str, ...], ...] = ()
     stopped: int = 0
     cap: int = 0
@@ -142,7 +171,7 @@ class Account:
             continued=self._continued,
         )
         if self.comparison:
-            said = with_comparison(said, *self.comparison)
+            said = with_comparison(said, self.comparison.epsilon, self.comparison.sites)
         return replace(said, journal=JournalHead(self.anchor.lines, self.anchor.head))
 
     @property
@@ -223,7 +252,7 @@ def read_account(folder: Path) -> Account:
         allowed=opening.allowed,
         planned=tuple(config.get("facts", {}).get("planned", ())),
         parts=parts,
-        comparison=_read_comparison(folder),
+        comparison=read_comparison(folder),
     )
     if opening.earlier is None:
         return account
@@ -239,14 +268,14 @@ def _read_config(folder: Path) -> dict[str, Any]:
         raise PrivacyError("run-damaged", f"{path} is damaged ({error}); {AGAIN}") from error
 
 
-def _read_comparison(folder: Path) -> tuple[float, tuple[str, ...]] | None:
+def read_comparison(folder: Path) -> SitesReleases | None:
     """What the sites of a deployed run released after it; a file that cannot be read is refused."""
     path = folder / NOISED_JOINING
     if not path.exists():
         return None
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return float(found["epsilon"]), tuple(map(str, found["sites"]))
+        files = dict(json.loads(path.read_text(encoding="utf-8"))["released"])
+        return SitesReleases({k: (str(site), float(spent)) for k, (site, spent) in files.items()})
     except (ValueError, TypeError, KeyError) as error:
         raise PrivacyError("run-damaged", f"{path} is damaged ({error}); restore it") from error
 

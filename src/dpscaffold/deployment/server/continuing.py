@@ -94,15 +94,31 @@ class EarlierRun:
         if accounts.run is not None:
             known = (self.enrolled.plan, seed, self.round, self.checkpoint.journal)
             accounts.attach(self.folder, *known, stored=True)
+            self._count_repeats(enrolled, accounts, setting.cohort_size)
+            people = self._people(enrolled)
             accounts.count_rest(Randomness(seed.value))
             accounts.write_statement(self.folder, accounts.statement())
-            keep_earlier(new.path, self.folder.path, self._people(enrolled))
+            keep_earlier(new.path, self.folder.path, people)
         new.save_checkpoint(self.start(enrolled, setting.algorithm))
 
+    def _count_repeats(self, enrolled: EnrolledRun, accounts: PrivacyAccount, most: int) -> None:
+        """Count what sites released in the last round beyond this run's ledger: fresh noise for a
+        round that was asked again. Rounds that were planned and never run do not make up for it:
+        whoever repeats a round takes part in it both times."""
+        names, last = self.enrolled.names, self.enrolled.after + accounts.ledger.rounds
+        counted = read_counts(self.folder.path, names)
+        missing = {n: enrolled.earlier.get(n, 0) - counted.get(n, 0) for n in names}
+        for time in range(max(missing.values())):
+            behind = [user for user, name in enumerate(names) if missing[name] > time]
+            for start in range(0, len(behind), most):
+                accounts.count_again(last, behind[start : start + most])
+
     def _people(self, enrolled: EnrolledRun) -> People:
-        """Who is who, and the most often that a site takes part in all: what each has granted. A
-        site that was in an earlier run and does not go on with the grant of it has no such rule."""
-        caps = [*self.enrolled.caps, *enrolled.caps]
+        """Who is who, and the most often that a site takes part in all: what each has granted, or
+        what it used where it granted more later and then left. A site that was in an earlier run
+        and does not go on with the grant of it has no such rule."""
+        counted = read_counts(self.folder.path, self.enrolled.names)
+        caps = [*self.enrolled.caps, *enrolled.caps, *(c for c in counted.values() if c)]
         path, before = self.folder.path, set(self.enrolled.names)
         if (path / EARLIER).is_dir():
             caps.append(read_people(path).cap)

@@ -17,6 +17,7 @@ from dpscaffold.deployment.protocol.joining import (
     NoisedJoining,
     read_joining,
 )
+from dpscaffold.deployment.protocol.messages import digest
 from dpscaffold.deployment.provision import signing_keys
 from dpscaffold.deployment.server.continuing import SITES
 from dpscaffold.errors import BadInput
@@ -24,7 +25,7 @@ from dpscaffold.privacy.further import with_comparison
 from dpscaffold.privacy.showing import round_up
 from dpscaffold.report.statement_page import render
 from dpscaffold.runs.folder import RunFolder
-from dpscaffold.runs.ledger import NOISED_JOINING
+from dpscaffold.runs.ledger import NOISED_JOINING, SitesReleases, read_comparison
 from dpscaffold.runs.written import plain
 from dpscaffold.tasks.metrics import titled
 
@@ -95,17 +96,21 @@ def joined(folder: Path, server: Path, paths: Sequence[Path]) -> JoiningOverSite
             )
         files[one.site] = one
     found = mean_of(list(files.values()))
-    _state(out, found, enrolled.names)
-    out.write_text(NOISED_JOINING, json.dumps(found.to_dict(), indent=2) + "\n")
+    known = read_comparison(folder) or SitesReleases()
+    now = {digest(dict(one.message.header)): (one.site, one.epsilon) for one in files.values()}
+    released = SitesReleases({**known.files, **now})
+    shown = found.to_dict() | {"released": released.to_json()}
+    out.write_text(NOISED_JOINING, json.dumps(shown, indent=2) + "\n")
+    _state(out, released, enrolled.names)
     return found
 
 
-def _state(out: RunFolder, found: JoiningOverSites, names: Sequence[str]) -> None:
+def _state(out: RunFolder, released: SitesReleases, names: Sequence[str]) -> None:
     """Say in the run's statement that more was released of its records, before it is shown."""
     said = out.statement()
     if said is None:
         return
-    said = with_comparison(said, found.epsilon, found.names)
+    said = with_comparison(said, released.epsilon, released.sites)
     out.write_text("privacy.json", json.dumps(plain(said), indent=2) + "\n")
     out.write_text("privacy.md", render(said, names=names))
 

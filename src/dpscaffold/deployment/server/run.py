@@ -35,7 +35,6 @@ from dpscaffold.deployment.server.continuing import (
     SITES,
     EarlierRun,
     earlier_run,
-    read_counts,
     refuse_continued,
     refuse_others,
 )
@@ -49,7 +48,6 @@ from dpscaffold.models.storage import WITHIN
 from dpscaffold.privacy.statement_types import Statement
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.runs.checkpoint import Checkpoint
-from dpscaffold.runs.earlier import EARLIER, read_people
 from dpscaffold.runs.folder import Identity, RunFolder
 from dpscaffold.runs.history import HistoryRow, MetricValues
 from dpscaffold.runs.summary import Summary
@@ -363,29 +361,16 @@ class DeployedRun(RunDriver):
         if self.accounts.run is None:
             return
         names, ledger = self.sites.enrolled.names, self.accounts.ledger
-        unseen = self._unseen
-        asked = sorted({*done.draw.active.tolist(), *(names.index(name) for name in unseen)})
+        asked = done.draw.active.tolist()
         while True:
             behind = [
                 user
                 for user in asked
-                if self.post.seen.get(names[user], 0) + unseen.get(names[user], 0)
-                > ledger.participations[user]
+                if self.post.seen.get(names[user], 0) > ledger.participations[user]
             ]
             if not behind:
                 return
             self.accounts.count_again(done.number, behind[: self.setting.cohort_size])
-
-    @cached_property
-    def _unseen(self) -> Mapping[str, int]:
-        """How often sites took part in the run that this one continues beyond what its ledger
-        counts; they are counted here."""
-        enrolled = self.sites.enrolled
-        if not enrolled.earlier:
-            return {}
-        counted = read_counts(self.out.file(EARLIER), read_people(self.out.path).before)
-        missing = {n: said - counted.get(n, 0) for n, said in enrolled.earlier.items()}
-        return {name: count for name, count in missing.items() if count > 0}
 
     # --- the end
 

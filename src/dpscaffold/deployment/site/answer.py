@@ -63,6 +63,7 @@ from dpscaffold.deployment.site.checking import (
     sized_names,
 )
 from dpscaffold.deployment.site.continuing import (
+    check_account,
     check_joined,
     check_rest,
     continues_in,
@@ -283,7 +284,8 @@ class Site:
         members: Members | None,
     ) -> None:
         """A grant for a new run, once it is approved; or the rest of the one that it continues. One
-        that the ledger holds already (the run's folder was lost) stays as it is."""
+        that the ledger holds already (the run's folder was lost) stays as it is, if it is for the
+        records of now."""
         offer, continues = dict(mapping_of(header, "offer")), continues_in(header)
         plan, old = digest(offer), granted_before(continues, ledger)
         if run in ledger.runs and not ledger.runs[run].released:
@@ -292,6 +294,7 @@ class Site:
                 raise Refused("plan-changed", f"the ledger has {entry.plan}")
             if entry.continues != (continues if old is not None else ""):
                 raise Refused("bad-continuation", f"the ledger continues {entry.continues!r}")
+            check_account(entry, work, terms)
             return
         if old is not None:
             self._requests.check_earlier(ledger.chain(old.run))

@@ -62,11 +62,20 @@ def check_rest(
         raise Refused("bad-continuation", f"the run {old.run} is over")
     if work.public_records != before.records:
         raise Refused("data-changed", f"{work.public_records} records instead of {before.records}")
-    now = terms.to_dict(work.records, work.batch, work.declared)
-    if _public(now, work) != _public(old.account, work):
-        raise Refused("bad-continuation", f"the account of the run {old.run} is another one")
+    check_account(old, work, terms)
     if not old.remaining:
         raise Refused("budget-spent", f"the grant of the run {old.run} is used up")
+
+
+def check_account(entry: GrantedRun, work: SiteWork, terms: Terms) -> None:
+    """Refuse a grant for other records or another mechanism: its ε would not be that of what is
+    computed."""
+    now = _public(terms.to_dict(work.records, work.batch, work.declared), work)
+    before = _public(entry.account, work)
+    if now != before:
+        changed = [name for name in now if now[name] != before.get(name)]
+        code = "data-changed" if "records" in changed else "bad-continuation"
+        raise Refused(code, f"the run {entry.run} was granted with other {', '.join(changed)}")
 
 
 def _public(account: dict[str, Any], work: SiteWork) -> Any:
