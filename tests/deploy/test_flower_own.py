@@ -25,6 +25,7 @@ from dpscaffold.deployment.protocol.messages import SignedMessage
 from dpscaffold.deployment.site.work import OfferedWork
 from dpscaffold.deployment.transports.flower.wire import from_records, to_records
 from dpscaffold.flower.client import OwnModel, records_of
+from dpscaffold.flower.kept import ClientAccount, KeptRun
 
 RECORDS, FEATURES, CLASSES = 40, 5, 3
 
@@ -595,8 +596,6 @@ def test_a_run_goes_on_only_as_it_began(tmp_path):
     with refuses("too-few-sites: 0 of the 2 clients … new run"):
         strategy(state=state, wait=0.0).start(gone)
     assert not gone.seen  # nobody was asked for a grant
-    from dpscaffold.flower.kept import KeptRun
-
     with KeptRun(state, "").locked(), refuses("folder-in-use"):
         strategy(state=state).start(clients)
     saved = (state / "run.pt").read_bytes()
@@ -605,6 +604,160 @@ def test_a_run_goes_on_only_as_it_began(tmp_path):
         strategy(state=state).start(clients)
     (state / "run.pt").write_bytes(saved)
     strategy(state=state).start(clients)
-    with refuses("run-exists: 4 of 4 rounds"):
-        strategy(state=state).start(clients)
+    with refuses("run-exists: 4 rounds done … num_rounds is 3"):
+        strategy(state=state).start(clients, num_rounds=3)
     assert clients.participations(11) == 4
+
+
+def test_what_fails_inside_a_run_is_not_taken_for_a_folder_in_use(tmp_path):
+    def breaks(messages, *, timeout=None):
+        raise BlockingIOError("a pipe is full")
+
+    clients = Clients(tmp_path)
+    clients.send_and_receive = breaks
+    with pytest.raises(BlockingIOError, match="a pipe is full"):
+        strategy(state=tmp_path / "server").start(clients)
+
+
+@pytest.mark.parametrize("rounds", [2, 4], ids=["some", "all"])
+def test_a_finished_run_gives_its_model_again_and_asks_nobody(tmp_path, rounds):
+    """Its ServerApp may have been killed before it stored the model."""
+    clients, state, evaluated = Clients(tmp_path), tmp_path / "server", []
+    first = strategy(plan(tail=0.5), state=state).start(clients, num_rounds=rounds)
+    seen = len(clients.seen)
+    made = strategy(plan(tail=0.5), state=state)
+    again = made.start(
+        clients, num_rounds=rounds, evaluate_fn=lambda round, arrays: evaluated.append(round)
+    )
+    assert torch.equal(flat_of(again), flat_of(first))
+    assert evaluated == [rounds] and len(clients.seen) == seen
+    # Nobody was asked, so nobody knows what the clients have spent since.
+    assert made.guarantee.epsilon == made.guarantee.granted and made.guarantee.clients == 2
+
+
+# --- an older file is put back
+
+
+class Some(Clients):
+    """Clients of whom some are gone."""
+
+    gone: frozenset[int] = frozenset()
+
+    def get_node_ids(self):
+        return [node for node in self.apps if node not in self.gone]
+
+    def send_and_receive(self, messages, *, timeout=None):
+        there = [one for one in messages if one.metadata.dst_node_id not in self.gone]
+        return super().send_and_receive(there)
+
+
+def put_back(folder, back, algorithm=None, **changes):
+    """A run of which nine rounds are done, and whose file is that of an earlier round."""
+    clients, state = Some(folder, nodes=(11, 12, 13)), folder / "server"
+
+    def made():
+        given = {"rounds": 12, "user_ratio": 0.5} | changes
+        return strategy(plan(**given), None, algorithm, state=state, clients=2)
+
+    made().start(clients, num_rounds=back)
+    older = (state / "run.pt").read_bytes()
+    made().start(clients, num_rounds=9)
+    (state / "run.pt").write_bytes(older)
+    return clients, made
+
+
+def spent_by(clients):
+    """ε of the client that took part most often, by its own ledger and a closed form."""
+    most = max(clients.participations(node) for node in clients.apps)
+    return gaussian_epsilon(math.sqrt(most * 2) / 5.0, 1e-5)
+
+
+@pytest.mark.parametrize(("back", "seed"), [(3, 2), (3, 3), (1, 1)])
+def test_an_older_file_states_all_that_clients_have_spent(tmp_path, back, seed):
+    clients, made = put_back(tmp_path, back, seed=seed)
+    for last in range(back + 1, 7):
+        again = made()
+        again.start(clients, num_rounds=last)
+        assert again.guarantee.epsilon >= spent_by(clients)
+    # All have said it themselves, and none has granted anything new.
+    assert max(one.epsilon for one in again._accounts.values()) <= spent_by(clients) * 1.01
+    for node in clients.apps:
+        assert sum(line.get("event") == "grant" for line in clients.lines(node)) == 1
+
+
+def test_a_client_that_has_not_answered_since_counts_in_full(tmp_path):
+    """In the file that was put back nobody had asked it, and afterwards it took part."""
+    clients, made = put_back(tmp_path, 1, fedavg(), seed=3)
+    assert clients.participations(13) > 0
+    clients.gone, again = {13}, made()
+    again.start(clients, num_rounds=2)
+    others = [one.worst for node, one in again._accounts.items() if node != 13]
+    assert again._accounts[13].asked == 0 and max(others) < again.guarantee.granted
+    assert again.guarantee.epsilon == again.guarantee.granted
+    clients.gone, again = frozenset(), made()
+    again.start(clients, num_rounds=3)
+    assert again._accounts[13].epsilon >= gaussian_epsilon(math.sqrt(2) / 5.0, 1e-5)
+
+
+def test_a_client_that_comes_late_is_asked_then(tmp_path):
+    clients, made = put_back(tmp_path, 1, seed=1)
+    clients.gone, again = {12}, made()
+    stated = []
+
+    def after(number, arrays):
+        stated.append(again._accounts[12].heard)
+        clients.gone = frozenset() if number >= 2 else {12}
+
+    again.start(clients, num_rounds=4, evaluate_fn=after)
+    assert stated == [False, False, True, True]
+
+
+def test_an_offer_of_a_known_run_costs_nothing_and_says_what_it_has_cost(tmp_path):
+    clients = Clients(tmp_path)
+    strategy(plan(rounds=2)).start(clients)
+    before = clients.lines(11)
+    said = clients.repeat(11, number=0).header
+    exact = gaussian_epsilon(math.sqrt(2 * 2) / 5.0, 1e-5)
+    assert said["participations"] == 2 and exact <= said["epsilon"] <= exact * 1.01
+    assert clients.lines(11) == before
+
+
+def test_a_client_whose_memory_differs_is_still_restored_after_it_was_asked(tmp_path):
+    clients, made = put_back(tmp_path, 1, user_ratio=1.0)
+    again = made()
+    again.start(clients, num_rounds=2)
+    assert set(again.refused.values()) == {"state-mismatch"}
+    again = made()
+    again.start(clients, num_rounds=3)
+    assert not again.refused
+
+
+def test_an_account_never_counts_less_than_may_have_left():
+    one = ClientAccount(granted=9.0, delta=1e-5)
+    one.ask(1)
+    one.answer(1.0, 1)
+    one.ask(2)  # the server is killed, and asks another question for the same round
+    one.ask(2)
+    one.answer(3.0, 3)
+    assert one.worst == 3.0
+    one.ask(3)  # this answer is lost
+    assert one.worst == 9.0
+    # A round is asked again although all that was asked is counted: the client may repeat its
+    # answer, or draw a new one.
+    for count, stated in ((2, 2.0), (3, 3.0)):
+        one = ClientAccount(granted=9.0, delta=1e-5, asked=2, participations=1, last_round=2)
+        one.heard = False
+        assert one.worst == 9.0
+        one.hear(2.0, 2)
+        assert one.worst == 2.0
+        one.ask(2)
+        assert one.worst == 9.0
+        one.ask(2)
+        assert one.worst == 9.0
+        one.answer(stated, count)
+        assert one.worst == stated
+        one.ask(3)
+        one.answer(4.0, count + 1)
+        assert one.worst == 4.0
+    one.hear(1.0, 1)  # it never becomes less
+    assert (one.epsilon, one.participations) == (4.0, 4)

@@ -276,7 +276,8 @@ class PrivateTraining:
     def _offer(
         self, asked: SignedMessage, work: OfferedWork, memory: RunMemory, ledger: SiteLedger
     ) -> Reply:
-        """Reserve a grant for the run, and say how many records there are."""
+        """Reserve a grant for the run, and say how many records there are. In a run that is known,
+        nothing is granted or spent: the answer says what it has cost so far."""
         run, plan = memory.folder.name, digest(work.offer.to_dict())
         if run not in ledger.runs:
             granted = self._granted(work, ledger)
@@ -295,7 +296,7 @@ class PrivateTraining:
                 )
             )
         entry = self._entry(work, memory, ledger)
-        return {"records": work.records, **_most(entry)}, {}
+        return {"records": work.records, **_spent(work, entry)}, {}
 
     def _granted(self, work: OfferedWork, ledger: SiteLedger) -> SiteGrant:
         """A grant that fits next to those of runs in which this client took part; others, which
@@ -337,16 +338,8 @@ class PrivateTraining:
 
     def _stated(self, work: OfferedWork, entry: GrantedRun, pending: PendingUpload) -> Reply:
         """The upload with the ε that this run has cost so far."""
-        run = work.terms.run(work.records, work.batch, entry.grant.delta)
-        cost = spent(run, entry.participations, run.groups[0])
-        fields: dict[str, Json] = {
-            "upload": pending.upload,
-            "round": pending.round,
-            "participations": entry.participations,
-            "epsilon": cost,
-            **_most(entry),
-        }
-        return fields, pending.vectors
+        fields: dict[str, Json] = {"upload": pending.upload, "round": pending.round}
+        return fields | _spent(work, entry), pending.vectors
 
 
 def _refuse_unknown(offer: Offer) -> None:
@@ -378,10 +371,11 @@ def _log_to(folder: Path) -> Say:
 def _sentence(fields: Mapping[str, Json], asked: Mapping[str, Json]) -> str:
     """What the node's own log says of an answer."""
     granted = f"{_shown(fields['granted'])} at δ = {fields['delta']:g}"
-    if "epsilon" not in fields:
+    if not fields["participations"]:
         return f"run {asked['run']} was granted ε = {granted}"
+    what = f"round {fields['round']}" if "round" in fields else "offered again"
     return (
-        f"run {asked['run']}, round {fields['round']}: took part {fields['participations']} times, "
+        f"run {asked['run']}, {what}: took part {fields['participations']} times, "
         f"ε = {_shown(fields['epsilon'])} of {granted}, against the server and all other clients"
     )
 
@@ -392,9 +386,15 @@ def _shown(epsilon: Json) -> str:
     return round_up(epsilon, 4)
 
 
-def _most(entry: GrantedRun) -> dict[str, Json]:
-    """The most that a run may cost."""
-    return {"granted": entry.grant.epsilon, "delta": entry.grant.delta}
+def _spent(work: OfferedWork, entry: GrantedRun) -> dict[str, Json]:
+    """What a run has cost so far, and the most that it may cost."""
+    run = work.terms.run(work.records, work.batch, entry.grant.delta)
+    return {
+        "participations": entry.participations,
+        "epsilon": spent(run, entry.participations, run.groups[0]) if entry.participations else 0.0,
+        "granted": entry.grant.epsilon,
+        "delta": entry.grant.delta,
+    }
 
 
 def _account(work: OfferedWork) -> dict[str, Any]:

@@ -3,6 +3,9 @@
 ``run.pt`` is replaced whole after every round, before its uploads are acknowledged, and before the
 messages of a round leave. A client whose answer was lost is then asked the same question again, and
 repeats what it has stored.
+
+The file may be an older one that was put back. So the clients of a run that goes on are asked what
+they have spent, and one that has not answered yet counts with all that it granted.
 """
 
 from __future__ import annotations
@@ -35,18 +38,46 @@ class ClientAccount:
     epsilon: float = 0.0
     asked: int = 0
     participations: int = 0
-    #: The last round that it was asked for: one that is asked again is the same participation.
+    #: The last round that it was asked for.
     last_round: int = 0
+    #: Whether that round was asked again when all that was asked had been counted: an answer may
+    #: then be the one that the client had stored.
+    again: bool = False
+    #: Whether it has answered since the run began or went on.
+    heard: bool = True
 
     def ask(self, round: int) -> None:
-        """Note that a round is asked for."""
-        self.asked += round != self.last_round
+        """Note that a round is asked for. One that is asked again and was not answered is the same
+        participation."""
+        again, counted = round == self.last_round, self.participations >= self.asked
+        self.again = again and (counted or self.again)
+        if counted or not again:
+            self.asked = max(self.asked, self.participations) + 1
         self.last_round = round
+
+    def hear(self, epsilon: float, participations: int) -> None:
+        """Take what the client says that it has spent in this run; it never becomes less."""
+        self.epsilon = max(self.epsilon, epsilon)
+        self.participations = max(self.participations, participations)
+        self.heard = True
+
+    def answer(self, epsilon: float, participations: int) -> None:
+        """Take what the client says with the answer to the round that was asked for."""
+        self.hear(epsilon, participations)
+        if self.again:
+            self.asked, self.again = self.participations, False
+
+    @property
+    def may_have_spent(self) -> bool:
+        """Whether anything may have left the client."""
+        return self.asked > 0 or self.participations > 0 or not self.heard
 
     @property
     def worst(self) -> float:
-        """ε of all that may have left the client."""
-        return self.granted if self.asked > self.participations else self.epsilon
+        """ε of all that may have left the client. The file of a run may be an older one that was
+        put back, so that a client which has not answered since may have spent all."""
+        known = self.heard and self.participations >= self.asked
+        return self.epsilon if known else self.granted
 
 
 @dataclass(frozen=True)
@@ -99,16 +130,20 @@ class KeptRun:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            hold(lock)
+            self._hold(lock)
             yield
+        finally:
+            os.close(lock)
+
+    def _hold(self, lock: int) -> None:
+        try:
+            hold(lock)
         except BlockingIOError:
             raise BadInput(
                 "folder-in-use",
                 f"state is {self.folder}, where another ServerApp is at work; wait until it ends, "
                 f"or name another folder",
             ) from None
-        finally:
-            os.close(lock)
 
     def load(self) -> SavedRun | None:
         """The run as it was saved last; None where none has begun."""
@@ -122,8 +157,9 @@ class KeptRun:
         except Exception as error:  # PyTorch's errors are of many kinds
             raise BadInput(
                 "checkpoint-damaged",
-                f"{path} cannot be read ({type(error).__name__}); restore the file, or name "
-                f"another folder to begin a new run, for which clients grant a new budget",
+                f"{path} cannot be read ({type(error).__name__}); put a copy back (clients say "
+                f"what they have spent since, and rounds that are repeated cost them again), or "
+                f"name another folder to begin a new run, for which clients grant a new budget",
             ) from error
         if content is None:
             raise BadInput(

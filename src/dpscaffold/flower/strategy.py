@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -77,7 +77,8 @@ class ClientGuarantee:
 
     It is each client's own: its noise alone, all rounds that it took part in, whatever the server
     and the other clients do with what they see (the bound ``cap``). Of a client that was asked more
-    often than it has answered, it is all that was granted.
+    often than it has answered, or that has not answered since the run went on, it is all that was
+    granted.
     """
 
     epsilon: float
@@ -113,6 +114,8 @@ class _Enrolled:
     memories: Memories
     #: The round that is under way.
     asked: tuple[Algorithm, Broadcast, Draw] | None = None
+    #: Clients of a run that goes on, until they are asked what they have spent.
+    unasked: set[int] = field(default_factory=set)
 
 
 class Strategy(FlowerStrategy):  # type: ignore[misc]
@@ -123,8 +126,9 @@ class Strategy(FlowerStrategy):  # type: ignore[misc]
     passed over. ``guarantee`` is what the clients have stated so far.
 
     With ``state`` a ServerApp that ended, or was killed, goes on after the last finished round when
-    it is started again: the same run, the same clients, no new grant. Without it, or in another
-    folder, every start is a run of its own, which costs each client a grant.
+    it is started again: the same run, the same clients, no new grant. A run that is over gives its
+    model again. Without ``state``, or in another folder, every start is a run of its own, which
+    costs each client a grant.
 
     Args:
         module: The ``nn.Module``, the same as the clients'; its weights are x⁰.
@@ -246,14 +250,10 @@ class Strategy(FlowerStrategy):  # type: ignore[misc]
         run, done = self._resumed(), 0
         if run is not None:
             self._run, done = run, run.state.round
+            arrays = self._model(run)
             if done >= rounds:
-                raise BadInput(
-                    "run-exists",
-                    f"state is {self._kept and self._kept.folder}, which holds a run with {done} "
-                    f"of {rounds} rounds done; name another folder to begin a new one",
-                )
+                return self._finished(run, arrays, rounds, evaluate_fn)
             self._await_clients(run, grid)
-            arrays = self._arrays(run.state.params)
             _LOG.info("The run %s goes on after round %d.", run.run, done)
 
         def evaluated(round: int, found: ArrayRecord) -> MetricRecord | None:
@@ -268,6 +268,29 @@ class Strategy(FlowerStrategy):  # type: ignore[misc]
                 setattr(result, name, {done + round: one for round, one in value.items()})
         return result
 
+    def _finished(
+        self,
+        run: _Enrolled,
+        arrays: ArrayRecord,
+        rounds: int,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None,
+    ) -> Result:
+        """The model of a run whose rounds are done: its ServerApp may have been killed before it
+        stored it. No client is asked."""
+        done = run.state.round
+        if done > rounds:
+            raise BadInput(
+                "run-exists",
+                f"state is {self._kept and self._kept.folder}, which holds a run with {done} "
+                f"rounds done, and num_rounds is {rounds}; give {done} or more, or name another "
+                f"folder to begin a new run",
+            )
+        _LOG.info("The run %s has all of its %d rounds; no client is asked.", run.run, done)
+        _LOG.info("%s", self.guarantee)
+        found = evaluate_fn(done, arrays) if evaluate_fn else None
+        metrics = {} if found is None else {done: found}
+        return Result(arrays=arrays, evaluate_metrics_serverapp=metrics)
+
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
@@ -275,6 +298,7 @@ class Strategy(FlowerStrategy):  # type: ignore[misc]
         if self._run is None:
             self._run = self._enrol(arrays, grid)
         run = self._run
+        self._ask_spent(run, grid)
         setting, state = run.setting, run.state
         number = state.round + 1
         phase = setting.algorithm.phase(number, setting.warm_rounds)
@@ -310,11 +334,9 @@ class Strategy(FlowerStrategy):  # type: ignore[misc]
         run.state = run.state.moved(server, run.setting)
         run.asked = None
         self._save(run)  # the next round acknowledges these uploads
-        last = run.state.round == run.setting.plan.rounds
-        made = self._arrays(run.state.output if last else run.state.params)
         said = self.guarantee
         metrics = {"answered": len(parts), "refused": len(self.refused)}
-        return made, MetricRecord(metrics | ({"epsilon": said.epsilon} if said else {}))
+        return self._model(run), MetricRecord(metrics | ({"epsilon": said.epsilon} if said else {}))
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -333,7 +355,7 @@ class Strategy(FlowerStrategy):  # type: ignore[misc]
     @property
     def guarantee(self) -> ClientGuarantee | None:
         """The largest ε of any client so far; None before a client was asked."""
-        accounts = [one for one in self._accounts.values() if one.asked]
+        accounts = [one for one in self._accounts.values() if one.may_have_spent]
         privacy = self.offer.privacy
         if not accounts or privacy is None:
             return None
@@ -403,8 +425,8 @@ class Strategy(FlowerStrategy):  # type: ignore[misc]
             run.memories.restore(saved.memories)
         self._acknowledged, self._restore = dict(saved.acknowledged), set(saved.restore)
         self._heads = dict(saved.heads)
-        self._accounts = dict(saved.accounts)
-        return replace(run, state=saved.state)
+        self._accounts = {node: replace(a, heard=False) for node, a in saved.accounts.items()}
+        return replace(run, state=saved.state, unasked=set(run.nodes))
 
     def _await_clients(self, run: _Enrolled, grid: Grid) -> None:
         """Wait for the clients of a run that goes on: nobody else can take part in it."""
@@ -419,6 +441,17 @@ class Strategy(FlowerStrategy):  # type: ignore[misc]
                     f"new run in another folder, for which clients grant a new budget",
                 )
             time.sleep(1)
+
+    def _ask_spent(self, run: _Enrolled, grid: Grid) -> None:
+        """Ask the clients of a run that goes on, each once, what they have spent in it. The offer
+        of a run that a client knows costs it nothing."""
+        asked = sorted(run.unasked.intersection(grid.get_node_ids()))
+        run.unasked.difference_update(asked)
+        offers = [self._message("offer", run.run, node, {}, {}) for node in asked]
+        answers = grid.send_and_receive(offers, timeout=self.wait) if offers else []
+        for node, answer in self._answers(answers):
+            if node in asked:
+                self._accounts[node].hear(*_said(answer))
 
     def _sizes(self, run: str, nodes: list[int], grid: Grid) -> dict[int, int]:
         """How many records those have who accept the plan."""
@@ -497,7 +530,6 @@ class Strategy(FlowerStrategy):  # type: ignore[misc]
                 _LOG.warning("client %d refused: %s", node, reason)
                 continue
             self.refused.pop(node, None)
-            self._restore.discard(node)
             self._heads[node] = answer.header.get("ledger")
             found.append((node, answer))
         return found
@@ -509,6 +541,7 @@ class Strategy(FlowerStrategy):  # type: ignore[misc]
         wanted = upload_lengths(phase, self.task.parameters)
         found: dict[int, SignedMessage] = {}
         for node, answer in self._answers(replies):
+            self._restore.discard(node)
             user = run.nodes.index(node) if node in run.nodes else -1
             drawn = user in draw.active.tolist()
             if not drawn or not fits_round(answer, broadcast.round, wanted):
@@ -519,13 +552,16 @@ class Strategy(FlowerStrategy):  # type: ignore[misc]
             if is_too_large(upload_norms(answer), bounds):
                 self.refused[node] = "bad-upload"
                 continue
-            account = self._accounts[node]
-            account.epsilon = _number(answer, "epsilon")
-            account.participations = int(min(_number(answer, "participations"), 1e9))
+            self._accounts[node].answer(*_said(answer))
             found[user] = answer
         return found
 
     # --- vectors and state dicts
+
+    def _model(self, run: _Enrolled) -> ArrayRecord:
+        """Where the run stands: after its last round the output, before it x."""
+        last = run.state.round == run.setting.plan.rounds
+        return self._arrays(run.state.output if last else run.state.params)
 
     def _arrays(self, params: torch.Tensor) -> ArrayRecord:
         return ArrayRecord(self.task.filled(params).state_dict())
@@ -548,6 +584,11 @@ def _number(answer: SignedMessage, key: str) -> float:
     """A number that a client states; infinite where it states none."""
     said = answer.header.get(key)
     return float(said) if isinstance(said, int | float) and said >= 0 else float("inf")
+
+
+def _said(answer: SignedMessage) -> tuple[float, int]:
+    """ε and the number of participations that a client states."""
+    return _number(answer, "epsilon"), int(min(_number(answer, "participations"), 1e9))
 
 
 def _offer(model: OwnModel, plan: Plan, privacy: Gaussian, algorithm: Algorithm) -> Offer:
