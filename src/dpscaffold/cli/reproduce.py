@@ -139,13 +139,26 @@ def _reproduce_all(
 
     shared = replace(request, out=Path(), data_dir=None, stored=None)
     with sweeping(request.device) as sweep:
-        agree("configuration", repr((shared, [one.name for one in chosen])))
+        names = [one.name for one in chosen]
+        agree("configuration", repr((shared, names)))
+        _check_stored(request.stored, names)
         with mirrored(request.out, sweep.leads) as place:
             mine = request if sweep.leads else replace(request, out=place, only_runs=True)
             silent, hushed = as_json or not sweep.leads, quiet or not sweep.leads
             given = (mine, sweep.device, hushed, silent)
             written = {one.name: _reproduce(one, *given) for one in chosen}
         return written if sweep.leads else {}
+
+
+def _check_stored(folder: Path | None, names: list[str]) -> None:
+    """Refuse stored results that differ between ranks or cannot be used, before any experiment
+    begins."""
+    from dpscaffold.paper.stored import StoredRuns, checksum
+    from dpscaffold.training.sweep import agree
+
+    agree("stored results", "" if folder is None else checksum(folder, names))
+    for place in [] if folder is None else [folder / name for name in names]:
+        StoredRuns(place)
 
 
 def _refuse_ranks(what: str) -> None:

@@ -301,10 +301,20 @@ def _machines(finished: dict[str, FinishedRun]) -> list[str]:
         f"- device: {device}, {len(runs)} runs in {duration(sum(run.seconds for run in runs))}; "
         f"versions: {versions}"
         for (device, versions), runs in sorted(groups.items())
-    ] + [
-        f"- {len(stored)} runs were taken from stored results, whose page says: {said}"
-        for said in dict.fromkeys(line for run in stored for line in run.made["stored"])
-    ]
+    ] + _stored(stored)
+
+
+def _stored(runs: list[FinishedRun]) -> list[str]:
+    """How many runs came from stored results, and what their page says on who made them."""
+    if not runs:
+        return []
+    said = list(dict.fromkeys(line for run in runs for line in run.made["stored"]))
+    begin = f"- {len(runs)} runs were taken from stored results"
+    if not said:
+        return [f"{begin}, without a RESULT.md that says where they were made"]
+    if len(said) == 1:
+        return [f"{begin}, whose page says: {said[0]}"]
+    return [f"{begin}, whose page says:", *(f"  - {line}" for line in said)]
 
 
 def _elsewhere(made: Provenance, finished: dict[str, FinishedRun]) -> str:

@@ -281,14 +281,21 @@ def write_tidy(rows: Sequence[dict[str, Any]], folder: Path) -> list[str]:
 
 def read_tidy(folder: Path) -> list[dict[str, object]]:
     """The tidy rows that were written; empty while there are none. Numbers of a CSV are text."""
-    if (folder / "results.csv").exists():
-        with (folder / "results.csv").open(newline="", encoding="utf-8") as stream:
+    path = tidy_file(folder)
+    if path is None:
+        return []
+    if path.suffix == ".csv":
+        with path.open(newline="", encoding="utf-8") as stream:
             return list(csv.DictReader(stream))
-    if (folder / "results.parquet").exists():
-        from pyarrow import parquet
+    from pyarrow import parquet
 
-        return list(parquet.read_table(folder / "results.parquet").to_pylist())
-    return []
+    return list(parquet.read_table(path).to_pylist())
+
+
+def tidy_file(folder: Path) -> Path | None:
+    """The file of a folder that its tidy rows are read from."""
+    found = (folder / name for name in ("results.csv", "results.parquet"))
+    return next((path for path in found if path.is_file()), None)
 
 
 def _typed(value: Any) -> Any:
