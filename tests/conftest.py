@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import os
 
+# Also for the processes that tests start: two workers of tests and their processes share two cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, settings
 
-torch.set_num_threads(1)
 settings.register_profile(
     "dpscaffold",
     deadline=None,
@@ -22,6 +24,12 @@ settings.register_profile(
     "no shrinking", settings.get_profile("dpscaffold"), phases=(Phase.explicit, Phase.generate)
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dpscaffold"))
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """A run that is resumed takes the threads that it began with, and leaves them."""
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
