@@ -7,8 +7,9 @@ import os
 import pickle
 import socket
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,13 @@ import torch.distributed as dist
 from torch import multiprocessing
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+@contextmanager
+def held_port() -> Iterator[int]:
+    """A port that nobody else is given within the block, and at which rank 0 can listen."""
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        yield int(held.getsockname()[1])
 
 
 def environment(rank: int, count: int, port: int) -> dict[str, str]:
@@ -50,25 +54,61 @@ def on_ranks(
 
     The processes are copies of one that has imported the package, which takes seconds.
     """
+    store = folder / f"store-{time.monotonic_ns()}"  # a file: a port could be taken meanwhile
+    ranks = _started(_call, [(rank, count, store, folder, calls) for rank in range(count)])
+    _ended(ranks, limit)
+    return [
+        [_left(folder, rank, number, one.exitcode) for rank, one in enumerate(ranks)]
+        for number in range(len(calls))
+    ]
+
+
+def _started(target: Any, given: Sequence[tuple[Any, ...]]) -> list[Any]:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(IMPORTED)
-    port = free_port()
-    ranks = [
-        context.Process(target=_call, args=(rank, count, port, folder, calls))
-        for rank in range(count)
-    ]
+    ranks = [context.Process(target=target, args=one) for one in given]
     for one in ranks:
         one.start()
+    return ranks
+
+
+def _ended(ranks: Sequence[Any], limit: float) -> None:
     end = time.monotonic() + limit
     for one in ranks:
         one.join(max(0.0, end - time.monotonic()))
         if one.is_alive():  # ranks that wait for each other
             one.kill()
             one.join()
-    return [
-        [_left(folder, rank, number, one.exitcode) for rank, one in enumerate(ranks)]
-        for number in range(len(calls))
-    ]
+
+
+def launched(
+    folder: Path, agent: bool, function: Any, *given: Any, limit: float = 600.0
+) -> list[tuple[int | None, str]]:
+    """The exit status of two processes that call ``function(rank, *given)``, and what each prints.
+    With ``agent`` the launcher has the store, and ends all ranks when one has ended, as
+    ``torchrun`` does; else rank 0 has it."""
+    with held_port() as port:
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        told = [environment(rank, 2, store.port if agent else port) for rank in range(2)]
+        told = [one | {"TORCHELASTIC_USE_AGENT_STORE": str(agent)} for one in told]
+        said = [folder / f"said-{rank}.txt" for rank in range(2)]
+        ranks = _started(
+            _command, [(*one, function, given) for one in zip(told, said, strict=True)]
+        )
+        if agent:
+            wait([one.sentinel for one in ranks], limit)
+            for one in ranks:
+                one.terminate()
+        _ended(ranks, limit)
+    return [(one.exitcode, path.read_text()) for one, path in zip(ranks, said, strict=True)]
+
+
+def _command(told: dict[str, str], said: Path, function: Any, given: Sequence[Any]) -> None:
+    torch.set_num_threads(1)
+    gc.freeze()
+    os.environ.update(told)
+    with said.open("w") as out, redirect_stdout(out), redirect_stderr(out):
+        function(int(told["RANK"]), *given)
 
 
 def _left(folder: Path, rank: int, number: int, exitcode: int | None) -> dict[str, Any]:
@@ -84,11 +124,12 @@ def values(answers: list[dict[str, Any]]) -> list[Any]:
     return [answer["value"] for answer in answers]
 
 
-def _call(rank: int, count: int, port: int, folder: Path, calls: Sequence[Call]) -> None:
+def _call(rank: int, count: int, store: Path, folder: Path, calls: Sequence[Call]) -> None:
     torch.set_num_threads(1)
     gc.freeze()  # a rank that fails looks for unused objects, and these are many
-    os.environ.update(environment(rank, count, port))
-    dist.init_process_group("gloo")
+    os.environ.update(environment(rank, count, 1))  # a port that nobody asks
+    held = dist.FileStore(str(store), count)
+    dist.init_process_group("gloo", store=held, rank=rank, world_size=count)
     for number, (function, *given) in enumerate(calls):
         try:
             found = {"value": function(rank, *given)}

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from contextlib import nullcontext, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,16 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from ranks import environment, free_port, on_ranks, values
+import torch.distributed as dist
+from ranks import environment, held_port, launched, on_ranks, values
 
 import dpscaffold
+import dpscaffold.engines.ranks as engine
 from dpscaffold import cli
 from dpscaffold.models.noised import released
 from dpscaffold.models.personal import JOINING, stored_models
 from dpscaffold.paper import runner
+from dpscaffold.training import distributed
 from dpscaffold.training.noised import STATEMENT
 
 SMALL = "[data]\nusers = 4\nrecords = 20\n[plan]\nrounds = 2\nlocal_steps = 2\nuser_ratio = 1.0\n"
@@ -72,15 +76,28 @@ def said(words: list[str]) -> tuple[Any, str, str]:
     return code, out.getvalue(), errors.getvalue()
 
 
+def be_patient() -> None:
+    """In a process of its own: wait for the other rank, however busy the machine is."""
+    cli._WAIT = engine._HEARD = 120.0
+
+
+def own_store(name: str) -> Any:
+    """A store in which no command before has said anything; a process runs one command."""
+    whole = dist.distributed_c10d._get_default_store()
+    made = dist.PrefixStore(f"command {name}", whole)
+    return patch.object(engine, "_any_store", lambda seconds: made)
+
+
 def refused(rank: int, folder: Path) -> dict[str, tuple[Any, str, list[str]]]:
     """What each mistake comes to on this rank, and what is in the folder then."""
     os.chdir(folder)
+    be_patient()
     found = {}
     for name, (command, more, _) in REFUSED.items():
         words = command.split() + (more.split() if rank == 1 else [])
         version = patch.object(dpscaffold, "__version__", f"1.{rank}")
         backend = patch("torch.distributed.is_nccl_available", return_value=False)
-        with version if "version" in name else nullcontext(), backend:
+        with version if "version" in name else nullcontext(), backend, own_store(name):
             code, out, errors = said(words)
         found[name] = code, out + errors, sorted(path.name for path in folder.iterdir())
     return found
@@ -130,6 +147,52 @@ def test_rank_0_prints_and_exits_0_with_all(answers):
         assert (code, other, silent) == (0, 0, ["", ""]) and printed
 
 
+#: Rank 1 is late at a place, or one rank alone refuses its command: whether the launcher has the
+#: store, what each rank adds to the command, and what the sentence of rank 0 names.
+APART = {
+    "late at the start": (True, ["--rounds 2"] * 2, "plan.rounds=2"),
+    "late at the check": (True, ["--set data.users=1"] * 2, "2 ranks were started for 1 users"),
+    "late at the note": (False, ["--set plan.rounds=0", ""], "plan.rounds"),
+    "rank 0 alone": (True, ["--rounds 2", ""], "plan.rounds=2"),
+    "rank 1 alone": (True, ["", "--rounds 2"], "error: rank 1 on"),
+    "rank 1 alone, rank 0 has the store": (False, ["", "--rounds 2"], "error: rank 1 on"),
+}
+
+
+def apart(rank: int, folder: Path, case: str, more: list[str]) -> None:
+    """A command at one rank, which waits where its case says so."""
+    os.chdir(folder)
+    be_patient()
+    if rank == 1:
+        for where, owner, name in (
+            ("late at the start", cli, "main"),
+            ("late at the check", distributed, "check_same"),
+            ("late at the note", engine._Notes, "told"),
+        ):
+            if case == where:
+                setattr(owner, name, delayed(getattr(owner, name)))
+    with patch.object(sys, "argv", ["dpscaffold", "train", "run.toml", *more[rank].split()]):
+        cli.main()
+
+
+def delayed(function: Any) -> Any:
+    """The same function, two seconds later."""
+
+    def waiting(*given: Any) -> Any:
+        time.sleep(2)
+        return function(*given)
+
+    return waiting
+
+
+@pytest.mark.parametrize("case", APART)
+def test_a_rank_that_is_late_or_refuses_alone_ends_with_the_other(case, folder, tmp_path):
+    agent, more, sentence = APART[case]
+    (code, printed), (other, silent) = launched(tmp_path, agent, apart, folder, case, more)
+    assert (code, other, silent) == (2, 2, ""), printed
+    assert sentence in printed and printed.count("\n") == 1
+
+
 def one_process(folder: Path, name: str, words: str) -> Path:
     code, _, errors = said([*words.split(), "--out", str(folder / "one" / name)])
     assert code == 0, errors
@@ -161,11 +224,12 @@ def test_ranks_plan_as_one_process_does(answers, folder):
 @pytest.mark.parametrize(("rank", "words"), [(0, "train"), (1, PLAN)], ids=["train", "plan"])
 def test_ranks_that_do_not_meet_are_refused(rank, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name, value in environment(rank, 2, free_port()).items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("LOCAL_RANK", "0")  # each is the first of its machine
-    monkeypatch.setenv("DPSCAFFOLD_RANK_TIMEOUT", "1")
-    code, out, errors = said(words.split())
+    with held_port() as port:
+        for name, value in environment(rank, 2, port).items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("LOCAL_RANK", "0")  # each is the first of its machine
+        monkeypatch.setenv("DPSCAFFOLD_RANK_TIMEOUT", "1")
+        code, out, errors = said(words.split())
     assert code == 2 and not out
     assert errors.startswith(f"error: rank {rank} of 2 did not meet the others at 127.0.0.1:")
     assert errors.count("\n") == 1
@@ -201,15 +265,28 @@ def test_ranks_reproduce_as_one_process_does(tmp_path):
     assert one.read_text() == several.read_text()
 
 
+#: A command that waits for the other rank, however busy the machine is; rank 1 begins late.
+LATE = """
+import os, time
+time.sleep(2.0 * int(os.environ["RANK"]))
+from dpscaffold import cli
+cli._WAIT = 120.0
+cli.main()
+"""
+
+
 @pytest.mark.slow
 def test_torchrun_shows_exit_2_of_every_rank(folder, tmp_path):
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    program = tmp_path / "late.py"
+    program.write_text(LATE)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]  # a free port
+    launcher += ["--nproc-per-node", "2", str(program)]
     for words, sentence in (
         ("train run.toml --set data.users=1", "2 ranks were started for 1 users"),
         ("train run.toml --rounds 2", "plan.rounds=2"),
         ("tune tune.toml --device cuda:77", "cuda:77"),
     ):
-        command = [*launcher, "-m", "dpscaffold", *words.split(), "--out", str(tmp_path / "run")]
+        command = [*launcher, *words.split(), "--out", str(tmp_path / "run")]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
         assert done.stderr.count("error: ") == 1 and sentence in done.stderr
         assert re.findall(r"exitcode +: (\S+)", done.stderr) == ["2", "2"]

@@ -186,7 +186,7 @@ def main() -> None:
         _say_usage(error)
         sys.exit(2)
     except click.ClickException as error:
-        _refuse(f"error: {error.format_message()}")
+        _refuse(error.format_message())
         sys.exit(error.exit_code)
     except click.Abort:
         _say("stopped")
@@ -201,31 +201,33 @@ def main() -> None:
         sentence = _sentence(error)
         if sentence is None:
             raise
-        _refuse(f"error: {sentence}", error)
+        _refuse(sentence, getattr(error, "code", ""))
         sys.exit(2)
     except KeyboardInterrupt:
         _say("stopped")
         sys.exit(130)
 
 
-#: How long a rank waits for rank 0 to print why the command ends, in seconds.
+#: How long a rank waits for rank 0 to print why the command ends, and rank 0 for the others to end
+#: too, in seconds.
 _WAIT = 10.0
 
 
-def _refuse(text: str, error: BaseException | None = None) -> None:
+def _refuse(sentence: str, code: str = "") -> None:
     """Print why the command ends. Of several processes rank 0 does; where the ranks did not find
     each other the first one of each machine; and another one where rank 0 does not end."""
-    if launched_ranks() == 1 or getattr(error, "code", "") == "no-rendezvous":
+    text = f"error: {sentence}"
+    if launched_ranks() == 1 or code == "no-rendezvous":
         elsewhere = os.environ.get("LOCAL_RANK", "0") == "0"
         _say(text, launched_rank() if elsewhere else 0)
         return
-    from dpscaffold.engines.ranks import after_rank_0, said_by_rank_0
-
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # of a launcher that sees another rank end
+    from dpscaffold.engines.ranks import after_rank_0, said_by_rank_0  # takes seconds
+
     if launched_rank() == 0:
         _say(text)
-        said_by_rank_0(_WAIT)
-    elif not after_rank_0(_WAIT):
+        said_by_rank_0(sentence, code, _WAIT)
+    elif not after_rank_0(sentence, code, _WAIT):
         _say(f"rank {launched_rank()} on {socket.gethostname()}: {text}", launched_rank())
 
 
@@ -242,7 +244,7 @@ def _say_usage(error: click.UsageError) -> None:
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()
     else:
-        _refuse(f"error: {usage_sentence(error, sys.argv[1:])}")
+        _refuse(usage_sentence(error, sys.argv[1:]))
 
 
 #: A disk, a quota or the size of a file that is used up.

@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dpscaffold.algorithms import Size, Slots
+from dpscaffold.engines.launcher import launched_rank, launched_ranks
 from dpscaffold.engines.memories import Memories
 from dpscaffold.errors import BadInput, RankLost
 from dpscaffold.federation.share import user_ranges
@@ -37,6 +38,9 @@ _REASON = 3.0
 #: How long a rank that stops waits until rank 0 has read why, in seconds.
 _READ = 60.0
 
+#: How long rank 0, when it stops, waits until the other ranks have read why, in seconds.
+_HEARD = 10.0
+
 #: How many values of users' slots are sent together.
 _BLOCK = 1 << 22
 
@@ -48,9 +52,30 @@ class OtherRank(BadInput):
     """Input that another rank refused."""
 
 
+#: Stores in which another rank refused its command: they last until this process ends.
+_kept: list[Any] = []
+
+
 def launched_store(wait: timedelta) -> tuple[Any, int, int]:
-    """The store of the launcher, the number of this rank and that of all ranks. Its keys belong to
-    this attempt: a store that outlives a restart still has those of processes that are gone."""
+    """The store of the launcher once all ranks have come, the number of this rank and that of all
+    ranks. Where one refuses its command before it comes, the others are told why at once."""
+    end = time.monotonic() + wait.total_seconds()
+    store, rank, count = _launched_store(wait)
+    store.set(f"here/{rank}", "1")
+    while not store.check([f"here/{one}" for one in range(count)]):
+        if store.check(["refused"]):
+            _kept.append(store)
+            other, host, code, said = json.loads(store.get("refused"))
+            raise OtherRank(code or "ranks-differ", f"rank {other} on {host}: {said}")
+        if time.monotonic() > end:
+            raise RuntimeError("not all ranks came")
+        time.sleep(0.05)
+    return store, rank, count
+
+
+def _launched_store(wait: timedelta) -> tuple[Any, int, int]:
+    """The store of the launcher. Its keys belong to this attempt: a store that outlives a restart
+    still has those of processes that are gone."""
     from torch.distributed.rendezvous import rendezvous  # not in every PyTorch
 
     store, rank, count = next(rendezvous("env://", timeout=wait))
@@ -58,13 +83,15 @@ def launched_store(wait: timedelta) -> tuple[Any, int, int]:
     return dist.distributed_c10d.PrefixStore(f"dpscaffold/{attempt}", store), rank, count
 
 
-def after_rank_0(seconds: float) -> bool:
+def after_rank_0(why: str, code: str, seconds: float) -> bool:
     """Whether rank 0 says why the command ends (:func:`said_by_rank_0`). Another rank waits for it
     before it ends, at most so long: a launcher ends all ranks when one has ended."""
     end, found = time.monotonic() + seconds, not dist.is_available()
     with suppress(Exception):  # nobody has the store
         store = _any_store(seconds)
         found = True
+        _refuse_in(store, why, code)
+        store.set(f"ends/{launched_rank()}", "1")
         while not store.check(["said"]):  # fails where rank 0 had the store, and has ended
             if time.monotonic() > end:
                 return False
@@ -72,16 +99,29 @@ def after_rank_0(seconds: float) -> bool:
     return found
 
 
-def said_by_rank_0(seconds: float) -> None:
-    """Rank 0: let other ranks know that it said why the command ends."""
+def said_by_rank_0(why: str, code: str, seconds: float) -> None:
+    """Rank 0: let other ranks know that it said why the command ends. It waits until they end too,
+    at most so long."""
+    end = time.monotonic() + seconds
     with suppress(Exception):
-        _any_store(seconds).set("said", "1")
+        store = _any_store(seconds)
+        _refuse_in(store, why, code)
+        store.set("said", "1")
+        others = [f"ends/{rank}" for rank in range(1, launched_ranks())]
+        while not store.check(others) and time.monotonic() < end:
+            time.sleep(0.05)
+
+
+def _refuse_in(store: Any, why: str, code: str) -> None:
+    """Leave the reason for ranks that have not met the others yet; the first one counts."""
+    note = json.dumps([launched_rank(), socket.gethostname(), code, why])
+    store.compare_set("refused", "", note)
 
 
 def _any_store(seconds: float) -> Any:
     if dist.is_available() and dist.is_initialized():
         return dist.distributed_c10d._get_default_store()
-    return launched_store(timedelta(seconds=seconds))[0]
+    return _launched_store(timedelta(seconds=seconds))[0]
 
 
 class Ranks:
@@ -232,8 +272,7 @@ class Ranks:
             self._notes.leave(error)
         self.close()
         gc.collect()  # connections close when nothing refers to them any more
-        if not self.leads:
-            self._notes.wait_for_rank_0()
+        self._notes.wait_until_read()
 
     def close(self) -> None:
         """Close the connections of this run."""
@@ -256,6 +295,7 @@ class _Notes:
         type(self)._made += 1  # every rank makes the same groups in the same order
         self.rank, self.count, self.number = rank, count, type(self)._made
         self._store = dist.distributed_c10d._get_default_store()
+        self._gone: list[int] = []
 
     def _key(self, kind: str, rank: int) -> str:
         return f"dpscaffold/{self.number}/{kind}/{rank}"
@@ -269,10 +309,14 @@ class _Notes:
             self._store.set(self._key("failed", self.rank), note)
         self.read()
 
-    def wait_for_rank_0(self) -> None:
-        """Let rank 0 read why this rank stops: a launcher ends all ranks once one has ended."""
+    def wait_until_read(self) -> None:
+        """Let rank 0, or at rank 0 all others, read why this rank stops: a launcher ends all ranks
+        once one has ended, and the store may end with rank 0."""
+        readers = [0] if self.rank else range(1, self.count)
+        left = [rank for rank in readers if rank not in self._gone]
         with suppress(Exception):
-            self._wait(lambda: bool(self._present("read", [0])), _READ)
+            most = _READ if self.rank else _HEARD
+            self._wait(lambda: len(self._present("read", left)) == len(left), most)
 
     def explained(self, error: BaseException, timeout: float) -> Exception:
         """Which rank is gone and why, as far as the store tells."""
@@ -303,14 +347,16 @@ class _Notes:
         with suppress(Exception):
             self._store.set(self._key("alive", self.rank), "1")
         alive = self._left("alive", most=self.count - 1)
-        gone = [str(rank) for rank in range(self.count) if rank not in alive and rank != self.rank]
-        if not gone:
+        present = {self.rank, *alive}
+        self._gone = [rank for rank in range(self.count) if rank not in present]
+        if not self._gone:
             said = (str(error).splitlines() or [type(error).__name__])[0]
             return RankLost(
                 f"the ranks lost contact ({said}); a rank waits {timeout:g} s for the others"
             )
-        which = f"rank {gone[0]} does" if len(gone) == 1 else f"ranks {', '.join(gone)} do"
-        return RankLost(f"{which} not answer any more", min(alive | {self.rank: ""}))
+        gone = ", ".join(map(str, self._gone))
+        which = f"rank {gone} does" if len(self._gone) == 1 else f"ranks {gone} do"
+        return RankLost(f"{which} not answer any more", min(present))
 
     def _left(self, kind: str, most: int = 1) -> dict[int, str]:
         """What ranks left, waiting a few seconds until ``most`` of them did."""
