@@ -42,6 +42,8 @@ pytestmark = pytest.mark.processes
 
 #: However busy the machine is, everybody answers in the end.
 PATIENT = {"resend": 2.0, "deadline": PATIENCE}
+#: So many that a run goes on for seconds after the round in which a test interferes.
+ROUNDS = 16
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -93,7 +95,7 @@ def assert_equal(out, federation, tables):
 
 
 def test_three_sites_equal_the_simulator_through_a_site_kill_and_a_server_kill(tmp_path):
-    federation, tables = demo_data(200), demo_tables(rounds=8)
+    federation, tables = demo_data(200), demo_tables(ROUNDS)
     tables["deploy"] |= PATIENT
     out = tmp_path / "run"
     with watched(tmp_path / "fed", federation) as local:
@@ -115,8 +117,8 @@ def test_three_sites_equal_the_simulator_through_a_site_kill_and_a_server_kill(t
         for name in local.names:
             assert local.stop(name) == 0  # SIGTERM: deactivated, in order
             ledger = SiteLedger(local.folder / name / "state" / "ledger.jsonl", name)
-            assert 8 <= ledger.total <= (9 if name == "north" else 8)  # once more where it died
-            assert len(tapped.uploads(local.folder / name)) >= 8
+            assert 0 <= ledger.total - ROUNDS <= (name == "north")  # once more where it died
+            assert len(tapped.uploads(local.folder / name)) >= ROUNDS
             assert (local.folder / name / "state" / "ledger.jsonl").stat().st_mode & 0o077 == 0
 
 
@@ -243,7 +245,7 @@ def foreign_application(local, ca, tmp_path):
 
 @pytest.mark.slow
 def test_a_superlink_kill_is_survived(tmp_path):
-    federation, tables = demo_data(200), demo_tables(rounds=8)
+    federation, tables = demo_data(200), demo_tables(ROUNDS)
     tables["deploy"] |= PATIENT
     out = tmp_path / "run"
     with watched(tmp_path / "fed", federation) as local:
@@ -259,7 +261,7 @@ def test_a_superlink_kill_is_survived(tmp_path):
 
 @pytest.mark.slow
 def test_a_server_told_to_stop_while_the_superlink_is_away_stops_and_goes_on_later(tmp_path):
-    federation, tables = demo_data(200), demo_tables(rounds=8)
+    federation, tables = demo_data(200), demo_tables(ROUNDS)
     tables["deploy"] |= PATIENT
     out = tmp_path / "run"
     with watched(tmp_path / "fed", federation) as local:
@@ -303,7 +305,7 @@ def test_a_slow_or_absent_site_is_waited_for_and_passed_over(tmp_path):
 def test_a_site_that_dies_within_its_upload_costs_nobody_a_round(tmp_path):
     """Flower waits three minutes for objects that were announced: longer than the deadline here,
     so a server that waited with it would have to pass the site over."""
-    federation, tables = demo_data(200), demo_tables(rounds=6)
+    federation, tables = demo_data(200), demo_tables(ROUNDS)
     tables["deploy"] |= {"resend": 2.0, "deadline": 120.0}
     out = tmp_path / "run"
     with watched(tmp_path / "fed", federation) as local:
@@ -378,7 +380,7 @@ def test_eight_sites_and_a_million_parameters(tmp_path):
     tables = demo_tables(rounds=3)
     tables["schema"] = {"features": 99_999, "classes": 10}
     tables["plan"] |= {"local_steps": 2, "data_ratio": 0.5}
-    tables["deploy"] |= {"resend": 60.0, "deadline": 300.0}
+    tables["deploy"] |= {"resend": PATIENCE, "deadline": PATIENCE}  # every vector crosses once
     with LocalFederation(tmp_path / "fed", data, POLICY) as local:
         local.start()
         server = local.folder / "server"
@@ -388,7 +390,8 @@ def test_eight_sites_and_a_million_parameters(tmp_path):
         status = json.loads((tmp_path / "run" / "status.json").read_text())
         assert all(site["participations"] == 3 for site in status["sites"].values())
         # By Flower's own count: three participations a site; then the model, and its slots.
-        office = SuperLinkAddress(f"127.0.0.1:{local.inner}", (server / "ca.crt").read_bytes(), b"")
+        ca, secret = ((server / name).read_bytes() for name in ("ca.crt", "superexec.secret"))
+        office = SuperLinkAddress(f"127.0.0.1:{local.inner}", ca, secret)
         counted = flower_bytes(office) / 8
         assert 56e6 < counted <= 3 * (16e6 + 5_000) + 8e6 + 30_000
 
@@ -426,10 +429,9 @@ def test_slow_links_carry_every_vector_once(tmp_path):
         for name, link in links.items():
             link.carry(local, name)
         local.start()
-        local.start_server(local.config("plan", tables), out)
-        wait_for(lambda: rounds_done(out) >= 1, local)
         for link in links.values():
             link.rate = 4_000.0  # bytes a second, from here on
+        local.start_server(local.config("plan", tables), out)
         assert local.processes["server"].wait(PATIENCE) == 0, local.log("server")
         summary = json.loads((out / "summary.json").read_text())
         assert not summary["refusals"] and summary["seconds"] > 3 * size / 4_000
