@@ -13,10 +13,11 @@ from dpscaffold.deployment.transports import flower
 
 flower.require()
 
+from flwr.app import Message, RecordDict  # noqa: E402
 from flwr.common.constant import TIMESTAMP_HEADER  # noqa: E402
 from flwr.proto.fleet_pb2 import PullMessagesRequest  # noqa: E402
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest, SendNodeHeartbeatResponse  # noqa: E402
-from flwr.proto.message_pb2 import PullObjectRequest  # noqa: E402
+from flwr.proto.message_pb2 import ObjectTree, PullObjectRequest  # noqa: E402
 from flwr.proto.node_pb2 import Node  # noqa: E402
 from flwr.proto.runtime_pb2 import GetNodesRequest  # noqa: E402
 from flwr.supercore.constant import (  # noqa: E402
@@ -24,7 +25,9 @@ from flwr.supercore.constant import (  # noqa: E402
     FLEET_HTTP_SIGNATURE_HEADER,
     TASK_TOKEN_HEADER,
 )
+from flwr.supercore.object_store import NoObjectInStoreError  # noqa: E402
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message  # noqa: E402
+from flwr.supercore.task_identity import TaskIdentity  # noqa: E402
 from flwr.superlink.main import create_app  # noqa: E402
 
 from dpscaffold.deployment.provision import (  # noqa: E402
@@ -35,7 +38,11 @@ from dpscaffold.deployment.provision import (  # noqa: E402
     read_node_key,
 )
 from dpscaffold.deployment.site.begin import make_site  # noqa: E402
-from dpscaffold.deployment.transports.flower.direct import direct_fleet, direct_runtime  # noqa: E402
+from dpscaffold.deployment.transports.flower.direct import (  # noqa: E402
+    _FLEET,
+    direct_fleet,
+    direct_runtime,
+)
 from dpscaffold.deployment.transports.flower.link import Listeners, lighten, superlink_config  # noqa: E402
 
 
@@ -125,6 +132,48 @@ def test_all_ways_answer_alike(world):
     for way in world["ways"]:
         assert asked(world, way, *cases[0], b"text/plain")[0] >= 400
         assert asked(world, way, "/v1/control/list-nodes", GetNodesRequest(), {})[0] == 200
+
+
+class Queue:
+    """Messages for a node as Flower keeps them, of which some were withdrawn: their objects are
+    gone. Counts are those of the messages that are left."""
+
+    def __init__(self, sent, withdrawn):
+        self.left, self.withdrawn, self.object_store = list(sent), set(withdrawn), self
+
+    def num_message_ins(self):
+        return len(self.left)
+
+    def get_message_ins(self, node_id, limit):
+        waiting = [one for one in self.left if not one.metadata.delivered_at]
+        for one in waiting[:limit]:
+            one.metadata.delivered_at = "now"
+        return waiting[:limit]
+
+    def get_object_tree(self, identity):
+        if identity in self.withdrawn:
+            raise NoObjectInStoreError(identity)
+        return ObjectTree(object_id=identity)
+
+    def delete_messages(self, message_ins_ids):
+        self.left = [one for one in self.left if one.metadata.message_id not in message_ins_ids]
+
+    def store_traffic(self, run_id, bytes_sent, bytes_recv):
+        pass
+
+
+def test_a_site_that_was_away_gets_the_present_message_at_once():
+    sent, identity = [], TaskIdentity
+    identity.run_id, identity.node_id, identity.task_id = 1, 1, 0  # of whoever makes messages
+    for number in ("1", "2", "3"):
+        message = Message(content=RecordDict(), dst_node_id=5, message_type="query")
+        message.metadata.__dict__["_message_id"] = number
+        sent.append(message)
+    pull = _FLEET["pull-messages"]
+    asked, queue = PullMessagesRequest(node=Node(node_id=5)), Queue(sent, {"1", "2"})
+    assert [one.object_id for one in pull(asked, queue).message_object_trees] == ["3"]
+    assert not pull(asked, queue).messages_list and queue.num_message_ins() == 1
+    assert not pull(asked, Queue(sent[:2], {"1", "2"})).messages_list
 
 
 def test_a_plain_request_does_not_reach_the_application(world):

@@ -285,7 +285,7 @@ def test_a_server_told_to_stop_while_the_superlink_is_away_stops_and_goes_on_lat
 
 @pytest.mark.slow
 def test_a_slow_or_absent_site_is_waited_for_and_passed_over(tmp_path):
-    federation, tables = demo_data(200), demo_tables(rounds=6)
+    federation, tables = demo_data(200), demo_tables(ROUNDS)
     tables["deploy"] |= {"resend": 2.0, "deadline": 6.0}
     out = tmp_path / "run"
     with LocalFederation(tmp_path / "fed", site_data(federation), POLICY) as local:
@@ -297,7 +297,8 @@ def test_a_slow_or_absent_site_is_waited_for_and_passed_over(tmp_path):
         local.processes["north"].send_signal(signal.SIGCONT)
         assert local.processes["server"].wait(PATIENCE) == 0, local.log("server")
         summary = json.loads((out / "summary.json").read_text())
-        assert summary["refusals"].get("no-answer", 0) >= 1
+        missed = summary["refusals"].get("no-answer", 0)
+        assert 1 <= missed < ROUNDS / 2  # it is asked again as soon as it is back
         assert summary["control_gap"] < 1e-5
 
 
