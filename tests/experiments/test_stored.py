@@ -239,10 +239,13 @@ def test_the_page_says_once_that_runs_came_from_elsewhere(made, tmp_path):
 def test_ranks_agree_on_the_stored_results(made, monkeypatch, tmp_path):
     """Each rank would find other runs in other results."""
     agreed = list[str]()
-    monkeypatch.setattr(
-        "dpscaffold.training.sweep.agree",
-        lambda name, value: agreed.append(value) if name == "stored results" else None,
-    )
+
+    def agree(name, value):
+        if name == "stored results":
+            agreed.append(value)
+            raise BadInput("ranks-differ", "this is as far as the test needs it")
+
+    monkeypatch.setattr("dpscaffold.training.sweep.agree", agree)
     shutil.copytree(made, tmp_path / "same")
     shutil.copytree(made, tmp_path / "less")
     (tmp_path / "less" / "figure1" / "results.csv").write_text("\n".join(lines_of(made)[:9]) + "\n")
