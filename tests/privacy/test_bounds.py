@@ -100,6 +100,7 @@ def test_the_worst_group_is_the_one_with_the_largest_rate():
         RANDOM_PARTICIPATION.epsilon(run) for run in alone
     )
     assert len(mixed.groups) == 4 and mixed.group_of(1).batch == 30
+    assert mixed.worst == mixed.group_of(1)
 
 
 class TestAggregate:

@@ -164,6 +164,15 @@ def test_secure_sums_count_the_noise_of_the_quietest_list(least, colluders):
     assert SECURE_SUMS.epsilon(run) == epsilons_by_user(SECURE_SUMS, run).max()
 
 
+def test_the_ledger_looks_at_noise_besides_rates():
+    """The user with the larger rate has so much noise that the other one spends more."""
+    ledger = Ledger(run_of((9.0, 2.0), batch_sizes=[20, 10]))
+    for number in range(1, 7):
+        ledger.record(number, range(2))
+    assert ledger.of(1) > 2 * ledger.of(0)
+    assert ledger.largest() == ledger.epsilons().max() == ledger.of(1)
+
+
 def test_the_ledger_of_secure_sums_looks_at_every_size():
     """Equal rates and counts, unequal batches: the small site is hidden least by the sum."""
     run = describe(
