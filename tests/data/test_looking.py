@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
+from refusals import refuses
 from typed import typed
 
 from dpscaffold.data.drafts.profile import look
@@ -129,3 +130,18 @@ def test_what_cannot_be_looked_at_is_one_sentence(words, said, tmp_path, monkeyp
     code, _, err = typed(monkeypatch, capsys, "init", *words)
     assert code == 2 and said in err and err.count("\n") == 1
     assert not list(tmp_path.glob("*.toml"))
+
+
+@pytest.mark.parametrize("numbers", [False, True])
+def test_a_column_of_school_classes_is_not_taken_for_the_label(tmp_path, numbers):
+    """Its name is that of a label; with so many texts it is not one. A number may have any."""
+    path = tmp_path / "pupils.csv"
+    values = [str(k % 60) if numbers else f"c{k % 60}" for k in range(600)]
+    rows = [f"{k % 7},{k % 11},{value}" for k, value in enumerate(values)]
+    path.write_text("\n".join(["iq,score,class", *rows]) + "\n", encoding="utf-8")
+    if numbers:
+        assert [one.name for one in look(path).of("label")] == ["class"]
+        return
+    with refuses("no-label-found: 'class' … --user 'class'"):
+        look(path)
+    assert [one.name for one in look(path, "score", "class").of("user")] == ["class"]

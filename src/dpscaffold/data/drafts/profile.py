@@ -59,6 +59,8 @@ Role = Literal["label", "user", "number", "category", "date", "left out"]
 ROWS = 2000
 #: How much of a table the rows are drawn from, from its beginning: reading that takes seconds.
 MOST_BYTES = 1 << 29
+#: Different texts of a label that is guessed by its name, at most.
+MOST_CLASSES = 50
 #: Names under which labels and sites usually go.
 LABELS = r"label|target|y|class|outcome|diagnosis|readmitted|readmission|died|dead|death|ill|event"
 SITES = (
@@ -426,7 +428,7 @@ def _label(names: list[str], cells: dict[str, list[str | None]]) -> str:
     """A column with a label's name, else the last with few values."""
     for name in names:
         if re.fullmatch(LABELS, name.lower()):
-            return name
+            return _no_site(name, {cell for cell in cells[name] if cell is not None})
     few = [name for name in names if 2 <= len(set(cells[name]) - {None}) <= 20]
     if not few:
         raise BadInput(
@@ -434,6 +436,18 @@ def _label(names: list[str], cells: dict[str, list[str | None]]) -> str:
             "no column looks like a label (2 to 20 values); name it with --label COLUMN",
         )
     return few[-1]
+
+
+def _no_site(name: str, values: set[str]) -> str:
+    """The column, unless it has so many texts that it rather names school classes or wards."""
+    if len(values) > MOST_CLASSES and numbers_in(list(values)) is None:
+        raise BadInput(
+            "no-label-found",
+            f"the column '{name}' has the name of a label, but {len(values)} different texts; name "
+            f"the label with --label COLUMN, and if '{name}' is the site of each row, add --user "
+            f"'{name}'",
+        )
+    return name
 
 
 def _site(
