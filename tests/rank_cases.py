@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -190,6 +191,9 @@ APART = [
 #: Those whose uploads are also added as those of GPUs are.
 REDUCED = [Case("scaffold"), Case("scaffold-balanced", chunk=2), Case("fedavg", "mlp", "poisson")]
 
+#: Those that two GPUs compute: every way of adding, and slots that change places.
+ON_GPUS = [*REDUCED, *(Special(name) for name in ("secure", "clipped", "personal", "pulled"))]
+
 #: The run that is stored.
 FOLDER = Case("scaffold-balanced")
 #: The run that is interrupted.
@@ -231,9 +235,19 @@ def all_cases(rank: int, cases: list[Case | Special], even: bool = True) -> list
         return [reached(case, distributed=True) for case in cases]
 
 
+def gpu_of(rank: int) -> str:
+    """The GPU of one of two ranks: its own, or the only one, which both share. NCCL allows that for
+    processes on different machines alone, and takes them for such."""
+    if torch.cuda.device_count() > 1:
+        return "cuda"
+    os.environ["NCCL_HOSTID"] = f"rank {rank}"
+    return "cuda:0"
+
+
 def on_gpus(rank: int) -> list[dict[str, Any]]:
-    """Some cases where each rank has a GPU of its own."""
-    return [reached(case, distributed=True, device="cuda") for case in REDUCED]
+    """Some cases where each rank has a GPU."""
+    device = gpu_of(rank)
+    return [reached(case, distributed=True, device=device) for case in ON_GPUS]
 
 
 def rows_computed(case: Case | Special) -> list[int]:
@@ -345,14 +359,27 @@ def refused(rank: int, folder: Path) -> dict[str, tuple[str, str]]:
 
 def dies(rank: int, folder: Path) -> None:
     """A run of which rank 1 is killed in the third round, before it sends anything."""
+    with _killed(rank, RankedSimulator, "_own", 3):
+        reached(KILLED, out=folder, distributed=True)
+
+
+def dies_on_a_gpu(rank: int, case: Case | Special) -> None:
+    """A run on GPUs of which rank 1 is killed where the second sum begins."""
+    with _killed(rank, Ranks, "reduced", 2):
+        reached(case, distributed=True, device=gpu_of(rank))
+
+
+@contextmanager
+def _killed(rank: int, owner: type, method: str, call: int) -> Iterator[None]:
+    """Rank 1 is killed when it calls a method for the n-th time."""
     engines.ranks._REASON = 0.5  # seconds in which it would say why it stops
-    if rank == 1:
-        real = RankedSimulator._own
+    real, calls = getattr(owner, method), []
 
-        def killed(self, part):
-            if part.broadcast.round == 3:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return real(self, part)
+    def killed(*given: Any) -> Any:
+        calls.append(method)
+        if len(calls) == call:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*given)
 
-        RankedSimulator._own = killed  # type: ignore[method-assign]
-    reached(KILLED, out=folder, distributed=True)
+    with patch.object(owner, method, killed) if rank == 1 else nullcontext():
+        yield

@@ -96,6 +96,7 @@ def test_both_engines_agree(algorithm, task, sizes):
     assert_agree(fast, slow, atol=1e-3 if algorithm == "fedadam" else 1e-5)
 
 
+@pytest.mark.cpu_only("scripts are for CPUs")
 def test_scripted_steps_take_part_in_this(monkeypatch):
     """The logistic runs above are those of the script; switched off, they end at the same bits."""
     found = []
@@ -145,6 +146,7 @@ def site_world(folder, sizes, algorithm="scaffold-balanced", **plan) -> World:
     return World(folder, algorithm, "logistic", POISSON, data, **plan)
 
 
+@pytest.mark.cpu_only("sites compute on CPUs, and the simulator must end at the same bits")
 @pytest.mark.parametrize("algorithm", ITERATIVE)
 def test_sites_end_where_the_simulator_does(tmp_path, algorithm):
     """Whether a site holds fewer records than it declared or more of them."""

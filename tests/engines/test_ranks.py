@@ -13,10 +13,13 @@ from rank_cases import (
     FOLDER,
     KILLED,
     LAYOUTS,
+    ON_GPUS,
     REDUCED,
     Case,
+    Special,
     all_cases,
     dies,
+    dies_on_a_gpu,
     layout_rows,
     on_gpus,
     reached,
@@ -101,16 +104,28 @@ def test_uploads_that_are_reduced_as_on_gpus_differ_in_the_last_bits_alone(numbe
         assert one["privacy"] == several["privacy"]
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
-def test_two_gpus_come_to_what_one_does(tmp_path):
-    """NCCL between them; the same records are drawn, and sums differ in their last bits."""
-    expected = [reached(case, device="cuda:0") for case in REDUCED]
+needs_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@needs_a_gpu
+def test_ranks_on_gpus_come_to_what_one_process_does(tmp_path):
+    """Over NCCL; the same records are drawn, and sums differ in their last bits."""
+    expected = [reached(case, device="cuda:0") for case in ON_GPUS]
     for answer in values(on_ranks(2, tmp_path, (on_gpus,))[0]):
-        for one, several in zip(expected, answer, strict=True):
-            assert torch.allclose(
-                one["params"].cpu(), several["params"].cpu(), rtol=1e-3, atol=1e-4
-            )
-            assert one["privacy"] == several["privacy"]
+        for case, one, several in zip(ON_GPUS, expected, answer, strict=True):
+            for name in ("params", "own"):
+                mine, theirs = one[name].cpu(), several[name].cpu()
+                assert torch.allclose(mine, theirs, rtol=1e-3, atol=1e-4), (case, name)
+            assert one["privacy"] == several["privacy"], case
+
+
+@needs_a_gpu
+@pytest.mark.parametrize("case", [KILLED, Special("secure")], ids=str)
+def test_a_killed_rank_with_a_gpu_ends_the_run(case, tmp_path):
+    survivor, gone = on_ranks(2, tmp_path, (dies_on_a_gpu, case), limit=120.0)[0]
+    assert gone == {"exit": -signal.SIGKILL}
+    assert isinstance(survivor.get("error"), RankLost), survivor
+    assert "rank 1 does not answer any more in round 2" in str(survivor["error"])
 
 
 def test_ranks_that_have_all_records_divide_participants_evenly(answers):

@@ -187,14 +187,14 @@ class Ranks:
 
     def broadcast(self, values: Tensor) -> Tensor:
         """The values of rank 0, on every rank; the tensor is filled in place."""
-        with self._watched():
+        with self._watched(values):
             dist.broadcast(values, 0, group=self._group(values))
         return values
 
     def gather(self, values: Tensor) -> list[Tensor]:
         """Rank 0: the tensors of all ranks, which have one shape; elsewhere an empty list."""
         found = [torch.empty_like(values) for _ in range(self.count)] if self.leads else None
-        with self._watched():
+        with self._watched(values):
             dist.gather(values.contiguous(), found, 0, group=self._group(values))
         return found or []
 
@@ -227,7 +227,7 @@ class Ranks:
 
     def reduced(self, values: Tensor) -> Tensor:
         """Rank 0: the sum of the ranks' tensors, which are overwritten."""
-        with self._watched():
+        with self._watched(values):
             dist.reduce(values, 0, group=self._group(values))
         return values
 
@@ -258,18 +258,30 @@ class Ranks:
     # --- failures
 
     @contextmanager
-    def _watched(self) -> Iterator[None]:
-        """Say in one sentence that another rank is gone."""
+    def _watched(self, values: Tensor | None = None) -> Iterator[None]:
+        """Say in one sentence that another rank is gone. NCCL would wait for it on the device; gloo
+        notices it, so the ranks also meet there once all have begun to send ``values``."""
         try:
             yield
+            if values is not None and values.device.type == "cuda":
+                dist.barrier(group=self._small)
         except (RuntimeError, ValueError) as error:
             clear_frames(error.__traceback__)  # they refer to the connections
+            self._stop_nccl()
             raise self._notes.explained(error, self.timeout) from error
+
+    def _stop_nccl(self) -> None:
+        """End what waits on the device for another rank: nothing else could be computed there."""
+        group, self._large = self._large, self._small
+        if group is not self._small:
+            with suppress(Exception):
+                dist.distributed_c10d._abort_process_group(group)
 
     def fail(self, error: BaseException) -> None:
         """Tell the other ranks why this one stops, and close its connections."""
         if not isinstance(error, RankLost | OtherRank):
             self._notes.leave(error)
+        self._stop_nccl()
         self.close()
         gc.collect()  # connections close when nothing refers to them any more
         self._notes.wait_until_read()
