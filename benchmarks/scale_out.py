@@ -3,6 +3,7 @@
     python benchmarks/scale_out.py speed                  # the paper's size, about two minutes
     python benchmarks/scale_out.py share                  # a network of a million parameters
     python benchmarks/scale_out.py memory --folder FOLDER # ten million users, 4.5 GB on disk
+    python benchmarks/scale_out.py gpu --users 1000000    # the time of a participation on a GPU
 
 Needs dpscaffold on the path alone (``PYTHONPATH=src``): the processes are started here, with what
 a launcher such as torchrun would tell them. Each process is pinned to cores of its own. Run it on
@@ -64,6 +65,8 @@ def measure(given: dict[str, Any]) -> None:
     """One process of a measurement."""
     if given["cores"]:
         os.sched_setaffinity(0, given["cores"])
+    if given.get("share_gpu"):  # NCCL allows it for processes of different machines alone
+        os.environ["NCCL_HOSTID"] = os.environ["RANK"]
     from dpscaffold.training import train
 
     several = int(os.environ["WORLD_SIZE"]) > 1
@@ -74,6 +77,7 @@ def measure(given: dict[str, Any]) -> None:
         result = train(
             *arguments,
             distributed=several,
+            device=given.get("device", "cpu"),
             observer=lambda round, row: times.append(time.perf_counter()),
             dissimilarity=given["what"] != "share",
         )
@@ -174,19 +178,19 @@ def many_users(given: dict[str, Any]) -> tuple[Any, ...]:
     from dpscaffold.data import load
     from dpscaffold.tasks import LOSSES
 
-    data = load(given["folder"])
+    data, rounds = load(given["folder"]), given.get("rounds", 3)
     plan = Plan(
-        rounds=3,
+        rounds=rounds,
         local_steps=5,
-        user_ratio=min(1.0, 10_000 / data.users),
+        user_ratio=min(1.0, given.get("participants", 10_000) / data.users),
         data_ratio=0.5,
-        evaluate_every=3,
+        evaluate_every=rounds,
     )
     task = Linear(data.dimension, 1, LOSSES["logistic"])
     return data, task, scaffold(), plan, Gaussian(clip=1.0, noise=1.0)
 
 
-RUNS = {"speed": paper_size, "share": network, "memory": many_users}
+RUNS = {"speed": paper_size, "share": network, "memory": many_users, "gpu": many_users}
 
 
 # --- tables
@@ -243,6 +247,25 @@ def memory(chosen: argparse.Namespace) -> None:
         shutil.rmtree(chosen.folder)
 
 
+def gpu(chosen: argparse.Namespace) -> None:
+    """Seconds a round on one GPU, and on two ranks, which share it where there is no other."""
+    import torch
+
+    if not chosen.folder.exists():
+        write(chosen.folder, chosen.users)
+    print("| ranks | participants | ms a round | µs a participation |\n|---|---|---|---|")
+    for ranks in (1, 2):
+        own = ranks <= torch.cuda.device_count()
+        for participants in (1_000, 10_000, 30_000):
+            options = {"folder": str(chosen.folder), "rounds": 12, "participants": participants}
+            options |= {"device": "cuda" if own else "cuda:0", "share_gpu": not own}
+            seconds = launch("gpu", ranks, 1, options)[0]["seconds"]
+            each = 1e6 * seconds / participants
+            print(f"| {ranks} | {participants:,} | {1e3 * seconds:.1f} | {each:.1f} |", flush=True)
+    if not chosen.keep:
+        shutil.rmtree(chosen.folder)
+
+
 #: How many rows are written together.
 ROWS = 1 << 18
 
@@ -272,7 +295,7 @@ def write(folder: Path, users: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("speed", "share", "memory", "measure"))
+    parser.add_argument("what", choices=("speed", "share", "memory", "gpu", "measure"))
     parser.add_argument("given", nargs="?", help=argparse.SUPPRESS)
     parser.add_argument("--rounds", type=int, default=None, help="40; 6 for share")
     parser.add_argument("--repeats", type=int, default=3)
@@ -289,7 +312,7 @@ def main() -> None:
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     print(f"Machine: {platform.machine()}, {cores} cores, PyTorch {torch.__version__}")
-    {"speed": speed, "share": share, "memory": memory}[chosen.what](chosen)
+    {"speed": speed, "share": share, "memory": memory, "gpu": gpu}[chosen.what](chosen)
 
 
 if __name__ == "__main__":
