@@ -41,6 +41,10 @@ _READ = 60.0
 #: How long rank 0, when it stops, waits until the other ranks have read why, in seconds.
 _HEARD = 10.0
 
+#: What PyTorch reads to decide whether its thread that watches NCCL ends this process with a stack
+#: trace where another rank is gone. It need not: :meth:`Ranks._arrived` notices.
+_WATCHDOG = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_DUMP_ON_TIMEOUT")
+
 #: How many values of users' slots are sent together.
 _BLOCK = 1 << 22
 
@@ -154,6 +158,8 @@ class Ranks:
         self.device = device
         if device.type == "cuda":
             wait = timedelta(seconds=self.timeout)
+            for name in _WATCHDOG:
+                os.environ.setdefault(name, "0")
             with self._watched():
                 self._large = dist.new_group(backend="nccl", timeout=wait)
 
@@ -259,16 +265,27 @@ class Ranks:
 
     @contextmanager
     def _watched(self, values: Tensor | None = None) -> Iterator[None]:
-        """Say in one sentence that another rank is gone. NCCL would wait for it on the device; gloo
-        notices it, so the ranks also meet there once all have begun to send ``values``."""
+        """Say in one sentence that another rank is gone, also where ``values`` travel by NCCL."""
         try:
             yield
             if values is not None and values.device.type == "cuda":
-                dist.barrier(group=self._small)
+                self._arrived()
         except (RuntimeError, ValueError) as error:
             clear_frames(error.__traceback__)  # they refer to the connections
             self._stop_nccl()
             raise self._notes.explained(error, self.timeout) from error
+
+    def _arrived(self) -> None:
+        """Wait until what was sent by NCCL is there on all ranks. NCCL itself would wait on the
+        device for a rank that is gone, so the ranks ask each other over gloo, which notices it."""
+        sent = torch.cuda.Event()
+        sent.record()
+        while True:
+            waiting = torch.tensor([not sent.query()], dtype=torch.uint8)
+            dist.all_reduce(waiting, dist.ReduceOp.MAX, group=self._small)
+            if not waiting.item():
+                return
+            time.sleep(1e-4)
 
     def _stop_nccl(self) -> None:
         """End what waits on the device for another rank: nothing else could be computed there."""
