@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import replace
+from itertools import count
 
 import numpy as np
 import pytest
@@ -137,6 +138,8 @@ def test_old_requests_are_removed_and_no_refusal_is_forgotten(world, monkeypatch
     what people refused; the log has every request."""
     monkeypatch.setattr("dpscaffold.deployment.site.approval.MOST_KEPT", 3)
     monkeypatch.setattr("dpscaffold.deployment.site.answer.MOST_UNUSED", 2)
+    years = (f"{year}-01-01T09:00:00+00:00" for year in count(2026))  # no two at the same time
+    monkeypatch.setattr("dpscaffold.deployment.site.approval.now", lambda: next(years))
     change(world, approval="policy")
     no = world.enrolled
     offer_to(world.post, no)
