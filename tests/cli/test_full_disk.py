@@ -122,3 +122,11 @@ def test_a_disk_that_fills_up_in_the_middle_of_a_file_is_one_sentence(home: Path
         folder = home / f"new{room}"
         run_settings(load(folder / "config.toml"), folder, True, quiet=True)
         assert (folder / "model").exists()
+
+
+def test_no_part_of_a_key_is_left_where_the_disk_fills_up(home: Path) -> None:
+    lines = [f"{room} train c.toml --out new --data-key records.key -q" for room in (0, 1, 40, 64)]
+    for answer in answers_with(home, lines):
+        assert "-> 2" in answer and "File too large" in answer, answer
+        assert "records.key" in answer.partition("error:")[2], answer
+    assert not (home / "records.key").exists()

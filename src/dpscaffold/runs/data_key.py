@@ -13,7 +13,7 @@ import os
 import secrets
 from pathlib import Path
 
-from dpscaffold.atomic import sync_folder
+from dpscaffold.atomic import sync_file, sync_folder
 from dpscaffold.errors import BadInput
 
 #: The name of a key in the folder of a run, of a site's state or of a cache.
@@ -60,14 +60,17 @@ def write_key(path: Path, key: bytes) -> None:
     draft.unlink(missing_ok=True)
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        os.write(descriptor, f"{key.hex()}\n".encode())
-        os.fsync(descriptor)
+        with os.fdopen(descriptor, "w", encoding="ascii") as stream:  # os.write may write a part
+            stream.write(f"{key.hex()}\n")
+        sync_file(draft)
         os.link(draft, path)  # never replaces a key that another process has just written
         sync_folder(path.parent)
     except FileExistsError:
         pass
+    except OSError as error:
+        error.filename = str(path)
+        raise
     finally:
-        os.close(descriptor)
         draft.unlink(missing_ok=True)
 
 
