@@ -1,0 +1,107 @@
+"""What the layout of the package promises: no circles, an accountant that stands alone, and
+refusals with codes that are documented."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from refusals import PAGE, listed_codes
+
+import dpscaffold
+from dpscaffold.deployment.protocol.messages import REASONS
+
+ROOT = Path(dpscaffold.__file__).parent
+SOURCES = {path: path.read_text(encoding="utf-8") for path in sorted(ROOT.rglob("*.py"))}
+
+#: The errors whose first argument is a code.
+CODED = ("BadInput", "BadValue", "NotNumbers", "NotText", "PrivacyError", "Refused")
+
+
+def module_of(path: Path) -> str:
+    """``cli.train`` for cli/train.py, ``cli`` for cli/__init__.py."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_of(path): source for path, source in SOURCES.items()}
+
+
+def lazy_names() -> dict[str, str]:
+    """A name that a package hands on lazily, with the module that its stub takes it from."""
+    found = {}
+    for stub in ROOT.glob("*/**/__init__.pyi"):
+        package = ".".join(stub.parent.relative_to(ROOT).parts)
+        for node in ast.parse(stub.read_text(encoding="utf-8")).body:
+            assert isinstance(node, ast.ImportFrom)
+            found |= {f"{package}.{a.name}": f"{package}.{node.module}" for a in node.names}
+    return found
+
+
+def imported(source: str) -> Iterator[str]:
+    """Every dotted name that a source imports, wherever in it."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def graph() -> dict[str, set[str]]:
+    """Module → the modules of the package that it imports."""
+    lazy, edges = lazy_names(), {}
+    for module, source in MODULES.items():
+        edges[module] = set()
+        for name in imported(source):
+            if name.startswith("dpscaffold."):
+                inner = name.removeprefix("dpscaffold.")
+                known = inner if inner in MODULES else inner.rpartition(".")[0]
+                edges[module].add(lazy.get(inner, known))
+        edges[module] -= {"", module}
+    return edges
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    graphlib.TopologicalSorter(graph()).prepare()
+
+
+def test_a_circle_is_noticed() -> None:
+    with pytest.raises(graphlib.CycleError):
+        graphlib.TopologicalSorter({"a": {"b"}, "b": {"a"}}).prepare()
+
+
+def test_privacy_imports_nothing_of_the_rest_but_errors() -> None:
+    """The accountant reads descriptions; it must not be able to reach for anything else."""
+    edges = graph()
+    packages = {
+        target.partition(".")[0]
+        for module, targets in edges.items()
+        if module.partition(".")[0] == "privacy"
+        for target in targets
+    }
+    assert packages <= {"privacy", "errors"}
+
+
+def refusals(source: str) -> Iterator[ast.Call]:
+    """The calls that build a refusal."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in CODED:
+            yield node
+
+
+def codes(node: ast.expr) -> list[str]:
+    """The codes that an expression gives as a literal, or as a choice between literals."""
+    if isinstance(node, ast.IfExp):
+        return codes(node.body) + codes(node.orelse)
+    return [node.value] if isinstance(node, ast.Constant) and isinstance(node.value, str) else []
+
+
+def test_every_code_is_documented_and_every_documented_code_is_raised() -> None:
+    calls = [call for source in MODULES.values() for call in refusals(source) if call.args]
+    raised = {code for call in calls for code in codes(call.args[0])}
+    known = set(listed_codes())
+    assert not raised - known - set(REASONS), f"add them to {PAGE.name}"
+    assert not [code for code in known if not any(f'"{code}"' in s for s in MODULES.values())]
