@@ -13,6 +13,6 @@ need no training (accounting, help) start without loading PyTorch.
 
 import lazy_loader
 
-__version__ = "0.2.0"
+__version__ = "0.3.0.dev1"
 
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
