@@ -48,7 +48,9 @@ def test_a_rehearsal_ends_where_the_simulator_does(tmp_path, width):
     assert world.rows.dimension == world.data.dimension == width
     world.enrol()
     world.drive()
-    assert torch.equal(world.state.params, simulated(world).reached.params)
+    # Features are made of one record at a time at a site, and of many in the simulator: another
+    # kernel of the processor, whose last bits may differ.
+    assert torch.allclose(world.state.params, simulated(world).reached.params, atol=1e-6)
 
 
 def test_the_model_takes_raw_rows(tmp_path):
