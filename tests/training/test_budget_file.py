@@ -21,7 +21,10 @@ from dpscaffold import BadInput, Budget, Gaussian, Logistic, Plan, fedavg, synth
 from dpscaffold.cli import app
 from dpscaffold.privacy import RANDOM_PARTICIPATION, Ledger, Mechanism
 from dpscaffold.randomness.streams import Randomness
+from dpscaffold.runs.account import PrivacyAccount
 from dpscaffold.runs.budget_file import BudgetFile, BudgetRound
+from dpscaffold.runs.folder import RunFolder
+from dpscaffold.setting import Setting
 
 PLAN = Plan(rounds=6, local_steps=2, user_ratio=0.25, evaluate_every=6, checkpoint_every=3, seed=4)
 COUNT = count()
@@ -221,6 +224,69 @@ def test_a_crash_between_the_ledger_and_the_budget_file(federation, file, tmp_pa
     assert journalled(tmp_path / "run") == (6, (1, 1))
     spent = BudgetFile(file).read().spent[0]
     assert spent == pytest.approx(price(result.setting.describe(), again=(4, 5)))
+
+
+def test_a_copy_from_between_the_ledger_and_the_budget_file(
+    federation, file, tmp_path, monkeypatch
+):
+    """A kill between the two leaves the file one round short. The copy of that moment must not pass
+    for the newest folder once one more round has run elsewhere: that round would not be counted."""
+    real = BudgetFile.participate
+
+    def dies(self, participation, after):
+        if participation.round == 5:
+            raise Crash
+        real(self, participation, after)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BudgetFile, "participate", dies)
+        with pytest.raises(Crash):
+            go(federation, file, tmp_path / "run")
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    with pytest.raises(Crash):
+        go(federation, file, tmp_path / "run", observer=die_after(4))
+    rounds, again = journalled(tmp_path / "run")
+    assert (rounds, again) == (5, (1,))  # round 4 once more, so the copy lacks one
+    assert sum(BudgetFile(file).read().participations.values()) == rounds + sum(again)
+    with refuses("run-copied"):
+        go(federation, file, tmp_path / "copy")
+    result = go(federation, file, tmp_path / "run")
+    rounds, again = journalled(tmp_path / "run")
+    assert (rounds, again) == (6, (1, 2))
+    spent = RANDOM_PARTICIPATION.epsilon(result.setting.describe(), rounds, repeats=again)
+    assert result.privacy["server"]["epsilon"] == pytest.approx(spent)
+    assert sum(BudgetFile(file).read().participations.values()) == rounds + sum(again)
+
+
+@pytest.mark.parametrize("room", [1.5, None])
+def test_users_who_are_counted_again_raise_the_grant(federation, tmp_path, room):
+    """A site that answered a round with fresh noise released twice: so says the file, and where it
+    has no room for that, no further round runs."""
+    draw = Randomness(4)
+    setting = Setting(
+        federation.roster,
+        Logistic(40, 10),
+        fedavg(),
+        PLAN,
+        SECRET,
+        Budget(file=str(tmp_path / "b")),
+    )
+    run = setting.describe()
+    BudgetFile.open(tmp_path / "b", room or price(run) * 1.0001, 0.1)
+    account = PrivacyAccount(setting)
+    account.attach(RunFolder(tmp_path), "data", setting.seed())
+    users = draw.cohort(1, run.users, run.cohort_size)
+    assert account.draw(draw, 1) is not None
+    for _ in range(6):
+        account.count_again(1, users.tolist())
+    further = account.draw(draw, 2)
+    contents = BudgetFile(tmp_path / "b").read()
+    assert sum(contents.participations.values()) == 7 + (room is not None)
+    if room is None:
+        assert further is None and "round 1 was run again with fresh noise" in account.refusal
+    else:
+        spent = price(run, again=(1,) * 6)
+        assert spent > price(run) * 1.0001 and contents.spent[0] == pytest.approx(spent)
 
 
 def test_what_no_budget_can_count_is_refused(federation, file, tmp_path):

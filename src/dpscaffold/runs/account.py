@@ -54,6 +54,7 @@ from dpscaffold.runs.ledger import (
     read_ledger,
     read_opening,
     read_parts,
+    read_releases,
 )
 from dpscaffold.runs.parts import Parts, spent_in_parts
 from dpscaffold.runs.reservation import BudgetReservation
@@ -135,10 +136,8 @@ class PrivacyAccount:
     def reserve(self, folder: RunFolder | None = None) -> None:
         """Have the run's grant reserved, or find the one it was given when it began."""
         if self._reservation:
-            entries = list(read_entries(self._journal)) if self._journal else []
-            again = [entry.round for entry in entries if entry.again]
-            counted = len({entry.round for entry in entries}) + len(again)
-            self._reservation.begin(folder, counted, again, self._parts)
+            entries = read_releases(self._journal) if self._journal else []
+            self._reservation.begin(folder, entries, self._parts)
 
     def attach(
         self,
@@ -312,6 +311,8 @@ class PrivacyAccount:
         if self._journal:
             self._enter({"round": round, "users": list(users), "again": True})
         self._record(round, users, again=True)
+        if self._reservation:
+            self._reservation.participate(round, again=True)
 
     def _allowed(self, round: int, drawn: Sequence[int]) -> list[int]:
         """Those of the drawn users whom no cap lets decline; the ε of a user that was given more

@@ -312,6 +312,17 @@ def read_entries(journal: Journal) -> Iterator[RoundEntry]:
             yield _entry(line, f"{journal.path} at line {place}")
 
 
+def read_releases(journal: Journal) -> list[RoundEntry]:
+    """The rounds as they were released, repeats included: one that was counted ahead has a line of
+    its own when it runs, which is left out."""
+    released, rounds = [], set()
+    for entry in read_entries(journal):
+        if entry.again or entry.round not in rounds:
+            released.append(entry)
+        rounds.add(entry.round)
+    return released
+
+
 def read_parts(journal: Journal, planned: int) -> Parts:
     """T as it was planned, and each larger T that the run was given later."""
     ends = [planned]

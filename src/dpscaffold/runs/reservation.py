@@ -24,7 +24,7 @@ from dpscaffold.privacy.ledger import largest_count
 from dpscaffold.runs.budget_file import BudgetFile, BudgetFileContents, BudgetGrant, BudgetRound
 from dpscaffold.runs.folder import RunFolder
 from dpscaffold.runs.journal import Anchor, digest
-from dpscaffold.runs.parts import Parts
+from dpscaffold.runs.parts import Parts, RoundEntry
 from dpscaffold.setting import Setting
 
 #: The file of a run folder that names the run in its budget file, and how that file stood.
@@ -104,6 +104,7 @@ class BudgetReservation:
         self._name = secrets.token_hex(8)
         self._grants: list[BudgetGrant] = []
         self._again: list[int] = []
+        self._granted_repeats = 0
         self._recorded = 0
 
     def check(self) -> None:
@@ -119,20 +120,22 @@ class BudgetReservation:
             fit = f"{most} would fit" if most else "not even one would fit"
             raise BadInput(error.code, f"{error} ({fit})") from None
 
-    def begin(
-        self, folder: RunFolder | None, released: int, again: Sequence[int], parts: Parts
-    ) -> None:
-        """Reserve the run's grant, or find the one it has.
+    def begin(self, folder: RunFolder | None, released: Sequence[RoundEntry], parts: Parts) -> None:
+        """Reserve the run's grant, or find the one it has, and enter what the file lacks.
 
-        ``released`` counts the rounds in its ledger, repeats included; ``again`` are the repeats;
-        ``parts`` is how its rounds were planned.
+        ``released`` are the rounds in its ledger, in order and repeats included; ``parts`` is how
+        its rounds were planned. The ledger comes first, so a process that was killed before it
+        entered a round here leaves the file one short: a folder restored from then would pass for
+        the newest one round later.
         """
-        self._again, self._parts = list(again), parts
+        self._again, self._parts = [entry.round for entry in released if entry.again], parts
         self._rounds = min(self._rounds, parts.ends[0])
         saved = folder.read_json(GRANT) if folder else None
         if saved is not None:
             self._name = str(saved.get("run"))
-            self._grants = self._found(saved, released)
+            self._grants = self._found(saved, len(released))
+            for entry in released[self._recorded :]:
+                self._enter(entry.round, entry.again)
         if not self._grants:
             if folder:
                 self._write(folder, None)
@@ -143,10 +146,12 @@ class BudgetReservation:
             self._write(folder, self._allowance.read().anchor)
 
     def refuses(self, round: int, again: bool) -> str:
-        """Why a round may not run, or the empty string; a repeat may need a larger grant."""
-        if not again:
+        """Why a round may not run, or the empty string; rounds that were run again, this one too if
+        it would be, may need a larger grant."""
+        repeats = [*self._again, round] if again else self._again
+        if len(repeats) == self._granted_repeats:
             return ""
-        price = self._price_of_all([*self._again, round])
+        price = self._price_of_all(repeats)
         granted = added(grant.epsilon for grant in self._grants)
         if price > granted:
             more = replace(
@@ -159,8 +164,10 @@ class BudgetReservation:
             try:
                 self._allowance.reserve(more)
             except BadInput as error:
-                return f"round {round} would be run again with fresh noise, and {error}"
+                would = "would be" if again else "was"
+                return f"round {repeats[-1]} {would} run again with fresh noise, and {error}"
             self._grants.append(more)
+        self._granted_repeats = len(repeats)
         return ""
 
     def _price_of_all(self, repeats: Sequence[int]) -> float:
@@ -190,10 +197,14 @@ class BudgetReservation:
 
     def participate(self, round: int, again: bool) -> None:
         """Enter a round, before its uploads are used."""
-        self._allowance.participate(BudgetRound(self._name, round, again), self._recorded)
-        self._recorded += 1
+        self._enter(round, again)
         if again:
             self._again.append(round)
+
+    def _enter(self, round: int, again: bool) -> None:
+        """Write a round to the file."""
+        self._allowance.participate(BudgetRound(self._name, round, again), self._recorded)
+        self._recorded += 1
 
     def _asked(self) -> BudgetGrant:
         return replace(self._planned, run=self._name)
