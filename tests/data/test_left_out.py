@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,82 @@ def test_which_records_are_complete_is_outside_the_guarantee(tmp_path: Path, mon
     assert LEFT_OUT in json.loads((tmp_path / "run" / "privacy.json").read_text())["outside"]
     kept_all = [*words[:3], "kept", *words[4:], "--set", "data.missing=0.0"]
     assert CliRunner().invoke(cli.app, kept_all).exit_code == 0
+
+
+PLAN = "[plan]\nrounds = 1\nlocal_steps = 1\nuser_ratio = 1.0\n[privacy]\nnoise = 4.0\n"
+TABLE = """[data]
+source = "csv"
+path = "a.csv"
+label = "ill"
+user = "site"
+classes = ["0", "1"]
+preprocess = []
+exclude = ["note"]
+categories = { ward = ["Köln", "Ulm"] }
+unseen = "zero"
+"""
+
+
+def wards(note: bytes, first: bytes = b"north") -> bytes:
+    """A table of 24 records; the first one's excluded note and its site are given."""
+    rows = [f"{user},{i % 7},{i * 3 % 5 % 2},Köln,x" for i, user in enumerate(USERS[:24])]
+    text = "\n".join(["site,age,ill,ward,note", *rows]).encode()
+    return text.replace(b",x", b"," + note, 1).replace(b"north", first, 1)
+
+
+def outside_of(run: str = "run", *more: str) -> list[str]:
+    """What the statement of a run says it does not cover."""
+    words = ["train", "c.toml", "--out", run, "-q", *more]
+    done = CliRunner().invoke(cli.app, words)
+    assert done.exit_code == 0, done.output
+    return json.loads(Path(run, "privacy.json").read_text())["outside"]
+
+
+@pytest.mark.parametrize("key", ["encoding", "delimiter", "decimal", "header"])
+def test_what_is_guessed_from_records_is_outside_the_guarantee(
+    key: str, tmp_path: Path, monkeypatch
+) -> None:
+    """One byte of one excluded cell changes how all records of a file are read, so a release
+    refuses to guess, says what it found, and any other run names it."""
+    monkeypatch.chdir(tmp_path)
+    Path("a.csv").write_bytes(wards(b"x"))
+    Path("c.toml").write_text(f'{TABLE}{key} = "auto"\n{PLAN}', encoding="utf-8")
+    refused = CliRunner().invoke(cli.app, ["train", "c.toml", "--out", "run", "--release"])
+    found = {"encoding": '"utf-8"', "delimiter": '","', "decimal": '"."', "header": "1"}
+    assert f"data.{key} = 'auto'" in str(refused.exception)
+    assert f"Write data.{key} = {found[key]}" in str(refused.exception)
+    assert "\n" not in str(refused.exception) and not Path("run").exists()
+    assert any(f"(data.{key} = 'auto')" in said for said in outside_of())
+    Path("c.toml").write_text(f"{TABLE}{PLAN}", encoding="utf-8")
+    assert not any("guessed" in said for said in outside_of("declared", "--release"))
+
+
+def test_one_byte_of_an_excluded_cell_changes_what_is_guessed(tmp_path: Path) -> None:
+    """Why the statement speaks: with a declared encoding it changes nothing else."""
+    read = []
+    for note in (b"x", b"\xff"):
+        (tmp_path / "a.csv").write_bytes(wards(note))
+        data = {**tomllib.loads(TABLE)["data"], "path": str(tmp_path / "a.csv")}
+        loaded = load_federation({**data, "encoding": "auto"})
+        read.append(loaded.train.features)
+    assert not torch.equal(*read)
+
+
+def test_records_that_are_skipped_as_comments_are_outside_the_guarantee(
+    tmp_path: Path, monkeypatch
+) -> None:
+    """A record whose first cell begins with the sign is left out, which changes R_i."""
+    monkeypatch.chdir(tmp_path)
+    Path("c.toml").write_text(f'{TABLE}comment = "#"\n{PLAN}', encoding="utf-8")
+    sizes = []
+    for first in (b"north", b"#north"):
+        Path("a.csv").write_bytes(wards(b"x", first))
+        loaded = load_federation(tomllib.loads(Path("c.toml").read_text())["data"])
+        sizes.append(int(loaded.train.sizes.sum() + loaded.test.sizes.sum()))
+    assert sizes == [24, 23]
+    assert any("Lines that begin with '#' were skipped" in said for said in outside_of())
+    refused = CliRunner().invoke(cli.app, ["train", "c.toml", "--out", "other", "--release"])
+    assert "data.comment" in str(refused.exception) and not Path("other").exists()
 
 
 @pytest.mark.parametrize(

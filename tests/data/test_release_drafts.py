@@ -89,6 +89,38 @@ def test_a_filled_draft_is_released_as_it_is(tmp_path: Path, monkeypatch) -> Non
     assert command(*words)[0] == 0
 
 
+def test_a_release_of_files_that_differ_asks_how_they_are_written(
+    tmp_path: Path, monkeypatch
+) -> None:
+    """What is found is said file by file; nothing is left to be guessed from records."""
+    monkeypatch.chdir(tmp_path)
+    Path("sites").mkdir()
+    for name, encoding, sign in (("a", "utf-8", ","), ("b", "cp1252", ";")):
+        lines = clinics(Path("t.csv")).read_text().replace("A", "Köln").splitlines()
+        text = "\n".join(line.partition(",")[2] for line in lines).replace(",", sign)
+        Path(f"sites/{name}.csv").write_bytes(text.encode(encoding))
+    assert command("init", "sites", "--label", "ready", "--release")[0] == 0
+    text = Path("sites.toml").read_text()
+    assert '"auto"' not in text
+    assert 'The files differ: "utf-8" in a.csv; "cp1252" in b.csv.' in text
+    assert 'encoding = "FILL IN"' in text and 'delimiter = "FILL IN"' in text
+    assert 'decimal = "."' in text
+
+
+def test_a_release_of_a_file_with_comments_asks_for_the_line_of_its_header(
+    tmp_path: Path, monkeypatch
+) -> None:
+    """Skipping what begins with the sign could skip a record."""
+    monkeypatch.chdir(tmp_path)
+    Path("t.csv").write_text("# of March\n" + clinics(Path("t.csv")).read_text())
+    assert command("init", "t.csv", "--label", "ready", "--release")[0] == 0
+    text = Path("t.toml").read_text()
+    assert "comment =" not in text and 'header = "FILL IN"' in text
+    filled(Path("t.toml"), header="2", **FILLED)
+    code, said = command("train", "t.toml", "--release", "--out", "r", *SHORT)
+    assert code == 0, said
+
+
 def names_the_draft(run: str) -> set[bool]:
     """Whether the statement, both forms of the report and the short answer name the draft."""
     sentence = "The configuration was drafted from the records"

@@ -545,23 +545,26 @@ class TabularFile(Pooled):
 
 class Csv(TabularFile):
     """A CSV file with a header, or a folder or pattern of such files, one per user unless ``user``
-    names a column. ``"auto"`` finds encoding, delimiter, decimal sign and header file by file."""
+    names a column. ``"auto"`` finds encoding, delimiter, decimal sign and header file by file, from
+    the records, which is outside the guarantee."""
 
     source: Literal["csv"]
     delimiter: Delimiter = ","
-    """The delimiter between columns; 'auto' detects it in each file. Value: one character, or
-    'auto'. Example: ``";"``"""
+    """The delimiter between columns; 'auto' detects it in each file, outside the guarantee. Value:
+    one character, or 'auto'. Example: ``";"``"""
     encoding: str = "utf-8"
-    """The encoding of the file; 'auto' detects UTF-8, UTF-16 and Windows-1252 in each file.
-    Example: ``"latin-1"``"""
+    """The encoding of the file; 'auto' detects UTF-8, UTF-16 and Windows-1252 in each file, outside
+    the guarantee. Example: ``"latin-1"``"""
     decimal: DecimalSign = "."
-    """The decimal separator; 'auto' detects it in each file. Example: ``","``"""
+    """The decimal separator; 'auto' detects it in each file, outside the guarantee. Example:
+    ``","``"""
     comment: str = Field(default="", max_length=1)
-    """Lines that begin with this character are skipped. Example: ``"#"``"""
+    """Lines that begin with this character are skipped (whether a record is one of them is then
+    outside the guarantee). Example: ``"#"``"""
     header: Annotated[int, Field(ge=1, le=1000)] | Literal["auto"] = 1
     """The line with the names of the columns, counted from 1, comments and empty lines included;
-    the lines above it are skipped. 'auto' detects it in each file. Value: 1 to 1000, or 'auto'.
-    Example: ``3``"""
+    the lines above it are skipped. 'auto' detects it in each file, outside the guarantee. Value: 1
+    to 1000, or 'auto'. Example: ``3``"""
 
     @model_validator(mode="after")
     def _signs(self) -> Csv:

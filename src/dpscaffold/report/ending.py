@@ -36,6 +36,7 @@ NAMES = {
     "left out": "which records were left out",
     "range": "the target's range",
     "date": "dates",
+    "guessed": "how the files are written",
 }
 
 

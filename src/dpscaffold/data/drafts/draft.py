@@ -17,7 +17,8 @@ from dpscaffold.data.drafts.guesses import is_measured, rounded_range
 from dpscaffold.data.drafts.profile import LEAST_RECORDS, ColumnProfile, TableProfile
 from dpscaffold.data.sources.arrays import npz_arrays, read_npz
 from dpscaffold.data.tables.cells import toml_key, toml_text, written
-from dpscaffold.data.tables.dialect import AUTO
+from dpscaffold.data.tables.dialect import AUTO, found_in
+from dpscaffold.data.tables.source import listed_by_value
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.roster import FEW_USERS
 from dpscaffold.federation.schema import Kind, Target, kind_of
@@ -216,7 +217,7 @@ def draft(found: TableProfile, epsilon: float, release: bool = False) -> str:
         _DRAFTED,
         f'source = "{found.kind}"',
         f"path = {toml_text(found.path.as_posix())}{_files(found)}",
-        *_dialect(found),
+        *(_public_dialect(found) if release else _dialect(found)),
         *_label(found),
         *_target(found.target, release),
         *(f"user = {toml_text(c.name)}  # site of each record: {c.why}" for c in found.of("user")),
@@ -327,6 +328,35 @@ def _dialect(found: TableProfile) -> list[str]:
         f"decimal = {toml_text(dialect.decimal)}",
         *lines,
     ]
+
+
+def _public_dialect(found: TableProfile) -> list[str]:
+    """How the files of a release are written: what was found where they are alike, else a blank
+    and what was found, since a release guesses nothing from records."""
+    if found.kind != "csv":
+        return []
+    lines = []
+    for key in ("encoding", "delimiter", "decimal", "header"):
+        values = found_in((name, vars(dialect)[key]) for name, dialect in found.dialects)
+        only, *others = values
+        comment = found.dialect.comment if key == "header" else ""
+        if comment:
+            lines += [
+                f"# The line with the column names, counted from 1; take lines below it that begin "
+                f"with {toml_text(comment)}",
+                "# out of the files: a record could begin so.",
+                f'header = "{BLANK}"',
+            ]
+        elif others:
+            lines += [
+                f"# The files differ: {listed_by_value(values)}. Save them alike.",
+                f'{key} = "{BLANK}"',
+            ]
+        elif key != "header":
+            lines.append(f"{key} = {toml_text(str(only))}")
+        elif only != 1:
+            lines.append(f"header = {only}  # the line with the column names")
+    return lines
 
 
 def _label(found: TableProfile) -> list[str]:

@@ -117,6 +117,8 @@ class TableProfile:
     rows: int
     sizes: Mapping[str, int]
     notes: tuple[str, ...] = ()
+    #: How each file is written, by its name.
+    dialects: tuple[tuple[str, Dialect], ...] = ()
 
     @property
     def users(self) -> int:
@@ -186,7 +188,10 @@ def look(
     ]
     shared = _shared([file.dialect for file in files])
     notes = tuple(note for note in (other_files_note(path, kind), no_tables(texts)) if note)
-    return TableProfile(path, kind, shared, tuple(columns), by_file, target, seen, sizes, notes)
+    dialects = tuple((file.path.name, file.dialect) for file in files)
+    return TableProfile(
+        path, kind, shared, tuple(columns), by_file, target, seen, sizes, notes, dialects
+    )
 
 
 def _may_lack(files: Sequence[TableFile]) -> dict[str, tuple[str, ...]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mode
@@ -217,6 +217,18 @@ def opened(file: TableFile) -> TableFile:
     if dialect.decimal == AUTO:
         dialect = replace(dialect, decimal=guess_decimal(below, dialect.delimiter, file.path))
     return replace(file, dialect=dialect)
+
+
+def found_in(values: Iterable[tuple[str, str | int]]) -> dict[str | int, list[str]]:
+    """Every value that a key of a dialect has in some file, and the names of those files.
+
+    >>> found_in([("a.csv", ","), ("b.csv", ";"), ("c.csv", ",")])
+    {',': ['a.csv', 'c.csv'], ';': ['b.csv']}
+    """
+    found: dict[str | int, list[str]] = {}
+    for name, value in values:
+        found.setdefault(value, []).append(name)
+    return found
 
 
 def guess_encoding(path: Path) -> str:

@@ -175,7 +175,7 @@ def scan_table(table: TableSource) -> Scan:
             *notes_on(table, categories, target, left_out(kept, na_values), int(kept.sum())),
             *alike_users(table.user, user_names),
         ),
-        preparation_of(table, coding, fitted),
+        preparation_of(table, coding, fitted, files),
         seen,
     )
 

@@ -20,9 +20,10 @@ from dpscaffold.data.tables.cells import (
     Spellings,
     alike_values,
     toml_key,
+    toml_text,
 )
 from dpscaffold.data.tables.codec import LABELS_READ, Coding, by_value, read_labels
-from dpscaffold.data.tables.dialect import Dialect
+from dpscaffold.data.tables.dialect import AUTO, Dialect, TableFile, found_in
 from dpscaffold.data.tables.missing import NO_NA_STRINGS, OTHERS, NaStrings, PrivateFill
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation.schema import MOST_CLASSES, Kind, Prepared, Target
@@ -282,15 +283,71 @@ _LABELS = Remark(LABELS_READ, "unprotected", remedy='classes = ["…", "…"]')
 LEFT_OUT = (
     "Records with missing values were left out (data.missing = 'drop'), so how many records a user "
     "has tells how many of its records were complete: whether a record is complete is outside the "
-    "guarantee, which is for the values of complete ones."
+    "guarantee, which is for the values of complete ones, and so is what the number of records "
+    "decides (batches, divisors, the noise)."
 )
 
 
+def remark_on_guesses(dialect: Dialect, files: Sequence[TableFile]) -> Remark | None:
+    """What is said of keys that are ``"auto"``: a byte of one record can change what is guessed,
+    and with it how all other records of its file are read."""
+    guessed = [name for name, value in vars(dialect).items() if value == AUTO]
+    if not guessed:
+        return None
+    keys = " and ".join(f"data.{name}" for name in guessed)
+    said = (
+        f"How the files are written was guessed from their records ({keys} = 'auto'), so one "
+        f"record can change how all others are read: outside the guarantee."
+    )
+    lines = []
+    for name in guessed:
+        values = found_in((file.path.name, vars(file.dialect)[name]) for file in files)
+        only, *others = values
+        line = f"data.{name} = {_toml(only)}"
+        if others:
+            line = f"data.{name}, with all files saved alike (found: {listed_by_value(values)})"
+        lines.append(line)
+    return Remark(said, "unprotected", remedy=" and ".join(lines))
+
+
+def listed_by_value(values: Mapping[str | int, Sequence[str]], most: int = 4) -> str:
+    """Each value and the files that have it.
+
+    >>> listed_by_value({"utf-8": ["a.csv", "c.csv"], "cp1252": ["b.csv"]})
+    '"utf-8" in a.csv, c.csv; "cp1252" in b.csv'
+    """
+    parts = []
+    for value, names in values.items():
+        more = f" and {len(names) - most} more" if len(names) > most else ""
+        parts.append(f"{_toml(value)} in {', '.join(names[:most])}{more}")
+    return "; ".join(parts)
+
+
+def _toml(value: str | int) -> str:
+    return toml_text(value) if isinstance(value, str) else str(value)
+
+
+def remark_on_comments(sign: str) -> Remark:
+    """What is said of lines that are skipped: a record is one of them if its first cell says so."""
+    return Remark(
+        f"Lines that begin with '{sign}' were skipped (data.comment), so a record whose first cell "
+        f"begins with it was left out, and how many records a user has tells it: outside the "
+        f"guarantee.",
+        "unprotected",
+        remedy=f"no data.comment, but data.header, the number of the line that names the columns, "
+        f"and take the lines below it that begin with '{sign}' out of the files",
+    )
+
+
 def preparation_of(
-    table: TableSource, coding: Coding, fitted: Mapping[str, str | PrivateFill]
+    table: TableSource,
+    coding: Coding,
+    fitted: Mapping[str, str | PrivateFill],
+    files: Sequence[TableFile],
 ) -> tuple[Prepared, ...]:
     """How the file's columns become features, and what that says about private records.
-    ``fitted`` are the columns whose missing values were filled with a mean or median."""
+    ``fitted`` are the columns whose missing values were filled with a mean or median, ``files``
+    those that were read, each with its own dialect."""
     steps: list[Prepared] = [coding]
     if table.ranges:
         steps.append(ranges_of(table, coding))
@@ -309,6 +366,10 @@ def preparation_of(
         remedy = f'missing.{toml_key(name)} = "indicator"'
         steps.append(Remark(said, "unprotected", remedy=remedy))
     rules = table.missing.values() if isinstance(table.missing, Mapping) else [table.missing]
+    if table.kind == "csv":
+        guesses = remark_on_guesses(table.dialect, files)
+        steps += [guesses] if guesses else []
+        steps += [remark_on_comments(table.dialect.comment)] if table.dialect.comment else []
     if "drop" in rules:
         steps.append(Remark(LEFT_OUT, "unprotected", remedy=NOT_DROPPED))
     for constant in dict.fromkeys(rule for rule in rules if isinstance(rule, int | float)):
