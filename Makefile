@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
-.PHONY: help demo deploy-demo test test-gpu test-all check lint types doctest docs notebooks torture mutants bench tables fuzz release-check clean
+.PHONY: help demo deploy-demo test test-gpu test-all check compare-old lint types doctest docs notebooks torture mutants bench tables fuzz release-check clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -30,6 +30,10 @@ test-all: $(VENV)/.ready-all  ## run the longer checks too: the site, the notebo
 	$(MAKE) mutants
 
 check: lint types doctest test  ## everything a reviewer would run
+
+QUICK ?=
+compare-old: $(VENV)/.ready-dev  ## what version 0.2.0 stated and what is stated now, side by side (QUICK=1: a sample)
+	cd tests && PYTHONPATH=. OMP_NUM_THREADS=1 $(abspath $(BIN))/python -m frozen.compare $(if $(QUICK),--quick)
 
 lint: $(VENV)/.ready-dev  ## ruff: rules and layout
 	$(BIN)/ruff check .
@@ -100,4 +104,4 @@ $(VENV)/.ready-docs: $(VENV)/.ready-dev
 	@touch $@
 
 clean:  ## remove the environment and caches
-	rm -rf $(VENV) build site src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-old build site src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
