@@ -7,11 +7,9 @@ import math
 import numpy as np
 import pytest
 from privacy.explicit_pairs import gaussian_epsilon, rare_gaussian_epsilon
-from privacy.settings import SYNTHETIC, run_of
+from world import epsilon, published_epsilon
 
-from dpscaffold.privacy import PAPER_THIRD_PARTY, RANDOM_PARTICIPATION
-
-FULL = {"records": 1000, "batch_sizes": 1000, "delta": 1e-5, "memory": False}
+FULL = {"users": 100, "size": 1000, "batch": 1000, "delta": 1e-5, "memory": False}
 
 
 @pytest.mark.parametrize(
@@ -25,13 +23,12 @@ def test_sampling_users_does_not_amplify_a_records_epsilon(noise, rounds, printe
     units away from everyone else's, so the third party can tell when user 1 was drawn, and then
     sees a plain Gaussian.
     """
-    run = run_of(SYNTHETIC, **FULL, rounds=rounds, local_steps=1, cohort_size=1, noise=noise)
+    run = {**FULL, "rounds": rounds, "local_steps": 1, "cohort": 1, "noise": noise}
     exact = rare_gaussian_epsilon(1e-5, noise, 0.01, rounds)
     assert exact == pytest.approx(true, abs=0.001)
-    assert PAPER_THIRD_PARTY.epsilon(run) == pytest.approx(printed, abs=0.001)
-    assert (
-        PAPER_THIRD_PARTY.epsilon(run) < exact <= RANDOM_PARTICIPATION.epsilon(run) <= 1.003 * exact
-    )
+    assert published_epsilon(**run) == pytest.approx(printed, abs=0.001)
+    assert published_epsilon(**run) < exact <= epsilon("third_party", **run)
+    assert exact <= epsilon("server", **run) <= 1.003 * exact
 
 
 def test_noise_does_not_average_out_over_adaptive_steps():
@@ -44,10 +41,11 @@ def test_noise_does_not_average_out_over_adaptive_steps():
     gain = 1 + 0.999 * 50
     shift, deviation = gain + 1, math.sqrt(gain**2 + 1 + 2 * 19)
     exact = gaussian_epsilon(1e-5, shift / deviation)
-    run = run_of(SYNTHETIC, **FULL, rounds=1, local_steps=2, users=20, cohort_size=20, noise=1.0)
+    run = {**FULL, "rounds": 1, "local_steps": 2, "users": 20, "cohort": 20, "noise": 1.0}
     assert exact == pytest.approx(4.44, abs=0.005)
-    assert PAPER_THIRD_PARTY.epsilon(run) == pytest.approx(1.567, abs=0.001)
-    assert PAPER_THIRD_PARTY.epsilon(run) < exact <= RANDOM_PARTICIPATION.epsilon(run)
+    assert published_epsilon(**run) == pytest.approx(1.567, abs=0.001)
+    assert published_epsilon(**run) < exact <= epsilon("third_party", **run)
+    assert exact <= epsilon("server", **run)
 
 
 def test_memory_carries_noise_from_round_to_round():
@@ -60,15 +58,16 @@ def test_memory_carries_noise_from_round_to_round():
     """
     covariance, shift = np.array([[20.0, -1.0], [-1.0, 21.0]]), np.array([1.0, -2.0])
     exact = gaussian_epsilon(1e-5, math.sqrt(shift @ np.linalg.solve(covariance, shift)))
-    run = run_of(
-        SYNTHETIC,
-        **{**FULL, "memory": True},
-        rounds=2,
-        local_steps=1,
-        users=20,
-        cohort_size=20,
-        noise=1.0,
-    )
+    run = {
+        **FULL,
+        "memory": True,
+        "rounds": 2,
+        "local_steps": 1,
+        "users": 20,
+        "cohort": 20,
+        "noise": 1.0,
+    }
     assert exact == pytest.approx(1.909, abs=0.001)
-    assert PAPER_THIRD_PARTY.epsilon(run) == pytest.approx(1.567, abs=0.001)
-    assert PAPER_THIRD_PARTY.epsilon(run) < exact <= RANDOM_PARTICIPATION.epsilon(run)
+    assert published_epsilon(**run) == pytest.approx(1.567, abs=0.001)
+    assert published_epsilon(**run) < exact <= epsilon("third_party", **run)
+    assert exact <= epsilon("server", **run)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 from privacy.explicit_pairs import composed_epsilon, step_pair
-from privacy.settings import ALL, FEMNIST, MNIST, SYNTHETIC, TABLE_1, run_of
-
-from dpscaffold.privacy import (
-    PAPER_THIRD_PARTY,
-    RANDOM_PARTICIPATION,
-    RANDOM_PARTICIPATION_RDP,
-    Ledger,
-    largest_rounds,
+from privacy.published import ALL, FEMNIST, MNIST, SYNTHETIC, TABLE_1
+from world import (
+    epsilon,
+    epsilon_given,
+    published_epsilon,
+    published_rounds,
+    renyi_epsilon,
 )
 
 
@@ -20,14 +19,14 @@ from dpscaffold.privacy import (
     [
         (SYNTHETIC, {}, 12.906),
         (SYNTHETIC, {"local_steps": 100}, 12.913),
-        (SYNTHETIC, {"cohort_size": 5}, 4.155),
+        (SYNTHETIC, {"cohort": 5}, 4.155),
         (FEMNIST, {}, 11.361),
         (FEMNIST, {"local_steps": 100}, 11.432),
         (MNIST, {}, 7.149),
     ],
 )
 def test_published_epsilon(base, changes, printed):
-    assert PAPER_THIRD_PARTY.epsilon(run_of(base, **changes)) == pytest.approx(printed, rel=0.001)
+    assert published_epsilon(**{**base, **changes}) == pytest.approx(printed, rel=0.001)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +40,7 @@ def test_published_epsilon(base, changes, printed):
 )
 def test_published_rounds_at_epsilon_3(noise, printed):
     found = [
-        largest_rounds(run_of(TABLE_1, noise=noise, local_steps=steps), 3.0, PAPER_THIRD_PARTY)
+        published_rounds(3.0, **{**TABLE_1, "noise": noise, "local_steps": steps})
         for steps in (1, 5, 10, 20, 40)
     ]
     assert tuple(found) == printed
@@ -61,9 +60,8 @@ def test_published_rounds_at_epsilon_3(noise, printed):
     ],
 )
 def test_random_participation_by_loss_distribution(name, sampling, value):
-    assert RANDOM_PARTICIPATION.epsilon(run_of(ALL[name], sampling=sampling)) == pytest.approx(
-        value, rel=0.005
-    )
+    found = epsilon("server", **ALL[name], sampling=sampling)
+    assert found == pytest.approx(value, rel=0.005)
 
 
 @pytest.mark.parametrize(
@@ -71,31 +69,32 @@ def test_random_participation_by_loss_distribution(name, sampling, value):
     [("synthetic", 1.999), ("femnist", 4.002), ("mnist", 1.889), ("table 1", 2.300)],
 )
 def test_random_participation_by_renyi(name, value):
-    assert RANDOM_PARTICIPATION_RDP.epsilon(run_of(ALL[name])) == pytest.approx(value, rel=0.001)
+    assert renyi_epsilon(**ALL[name]) == pytest.approx(value, rel=0.001)
 
 
 @pytest.mark.parametrize(
     ("name", "value"), [("synthetic", 4.726), ("femnist", 10.046), ("mnist", 4.317)]
 )
 def test_every_round_by_renyi(name, value):
-    run = run_of(ALL[name], cohort_size=ALL[name]["users"])
-    assert RANDOM_PARTICIPATION_RDP.epsilon(run) == pytest.approx(value, rel=0.001)
+    run = {**ALL[name], "cohort": ALL[name]["users"]}
+    assert renyi_epsilon(**run) == pytest.approx(value, rel=0.001)
 
 
 @pytest.mark.parametrize(
     ("name", "value"), [("synthetic", 0.397), ("femnist", 0.757), ("mnist", 0.341)]
 )
 def test_ledger_at_the_expected_number_of_participations(name, value):
-    run = run_of(ALL[name], sampling="poisson")
-    ledger = Ledger(run)
-    for round in range(1, round_count(run) + 1):
-        ledger.record(round, [0])
-    assert ledger.largest() == ledger.of(0) == pytest.approx(value, rel=0.005)
-    assert ledger.largest() == pytest.approx(RANDOM_PARTICIPATION.epsilon(run), rel=0.05)
+    run = {**ALL[name], "sampling": "poisson"}
+    expected = run["rounds"] * run["cohort"] // run["users"]
+    found = epsilon_given([[0]] * expected, **run)
+    assert found == {0: pytest.approx(value, rel=0.005)}
+    assert found[0] == pytest.approx(epsilon("server", **run), rel=0.05)
 
 
-def round_count(run) -> int:
-    return run.rounds * run.cohort_size // run.users
+def shown_by(pair, run) -> float:
+    """ε of one pair of datasets of which a step shows this."""
+    chance = run["cohort"] / run["users"]
+    return composed_epsilon(run["delta"], *pair, run["local_steps"], chance, run["rounds"])
 
 
 @pytest.mark.parametrize(
@@ -105,12 +104,10 @@ def round_count(run) -> int:
 def test_never_below_explicit_datasets_and_tight(name, least):
     """Two concrete datasets, by characteristic functions: the bound is above them, and by
     little."""
-    run = run_of(ALL[name])
-    claimed = RANDOM_PARTICIPATION.epsilon(run)
+    run = ALL[name]
+    claimed = epsilon("server", **run)
     shown = [
-        composed_epsilon(
-            run.delta, *step_pair(0.2, run.noise, kind), run.local_steps, run.user_ratio, run.rounds
-        )
+        shown_by(step_pair(0.2, run["noise"], kind), run)
         for kind in ("opposite", "aligned", "absent")
     ]
     assert max(shown) == pytest.approx(least, abs=0.001)
@@ -121,16 +118,9 @@ def test_never_below_explicit_datasets_and_tight(name, least):
 def test_poisson_is_exact_both_ways(name):
     """For add/remove the aligned datasets are the worst pair, so claimed and shown agree, claimed
     above."""
-    run = run_of(ALL[name], sampling="poisson")
-    claimed = RANDOM_PARTICIPATION.epsilon(run)
+    run = ALL[name]
+    claimed = epsilon("server", **run, sampling="poisson")
     shown = max(
-        composed_epsilon(
-            run.delta,
-            *step_pair(0.2, 2 * run.noise, kind),
-            run.local_steps,
-            run.user_ratio,
-            run.rounds,
-        )
-        for kind in ("aligned", "absent")
+        shown_by(step_pair(0.2, 2 * run["noise"], kind), run) for kind in ("aligned", "absent")
     )
     assert shown <= claimed <= 1.002 * shown
