@@ -1,0 +1,41 @@
+"""The comparison of small runs with version 0.2.0: keys by their new names, and arrays apart."""
+
+from __future__ import annotations
+
+import numpy as np
+from frozen import configurations
+from frozen.compare.configurations import apart, renamed
+
+
+def test_keys_move_change_their_words_or_go():
+    words = {
+        "dropped": ["plan.tail"],
+        "renamed": {"privacy.clip": "query.norm", "secure": "masks"},
+        "values": {"query.norm": {"median": "half"}},
+    }
+    old = {"plan": {"rounds": 2, "tail": 0.1}, "privacy": {"clip": "median"}, "secure": {"k": 1}}
+    new = {"plan": {"rounds": 2}, "privacy": {}, "query": {"norm": "half"}, "masks": {"k": 1}}
+    assert renamed(old, words) == new
+    assert old["privacy"] == {"clip": "median"}
+
+
+def test_arrays_are_apart_by_values_shape_or_no_number():
+    old = np.array([1.0, -4.0], np.float32)
+    assert not apart("a", old, old + np.float32(3e-4), 1e-4).why
+    for new in (old + 5e-4, old[:1], np.array([1.0, np.nan]), None):
+        assert apart("a", old, new, 1e-4).why
+
+
+def test_every_run_has_its_arrays():
+    frozen = configurations.frozen()
+    assert list(frozen) == [run.id for run in configurations.read()] and len(frozen) >= 40
+    for arrays in frozen.values():
+        assert arrays["features"].shape[0] <= configurations.ROWS
+        assert all(np.isfinite(array).all() and array.any() for array in arrays.values())
+
+
+def test_another_step_size_is_noticed():
+    run = next(run for run in configurations.read() if run.id == "fedavg")
+    plan = {**run.tables["plan"], "learning_rate": 0.5002}
+    new = configurations.made({**run.tables, "plan": plan})["parameters"]
+    assert apart("a", configurations.frozen()[run.id]["parameters"], new, run.tolerance).why
