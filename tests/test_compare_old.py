@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from frozen import make, mechanisms
+from frozen import make
 from frozen.compare.__main__ import Accepted, unnamed
 from frozen.compare.difference import Difference, differences, fault
 
@@ -57,6 +57,12 @@ def test_only_what_the_changelog_names_is_meant():
     assert not larger.covers(Difference("m", 1.0, 0.9, "smaller than it was"))
 
 
-def test_the_frozen_inputs_are_those_of_their_script():
-    frozen = [(case["id"], case["given"]) for case in make.read("mechanisms")]
-    assert frozen == mechanisms.inputs()
+@pytest.mark.parametrize("kind", sorted(make.MAKERS))
+def test_the_frozen_inputs_are_those_of_their_script(kind):
+    frozen = [(case["id"], case["given"]) for case in make.read(kind)]
+    assert frozen == [*make.MAKERS[kind]()]
+
+
+def test_what_is_no_epsilon_has_no_tolerance():
+    (one,) = differences("h", {"delta": 1e-5}, {"delta": 2e-5}, ["delta"])
+    assert one.why

@@ -11,9 +11,13 @@ import math
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from dpscaffold.privacy import Mechanism, PrivacyError, describe
+from dpscaffold.errors import BadInput
+from dpscaffold.privacy import Ledger, Mechanism, PrivacyError, describe
+from dpscaffold.privacy.adding import ContinuedParts, statement_of_parts
 from dpscaffold.privacy.bound import no_guarantee
 from dpscaffold.privacy.bounds import (
     CAP,
@@ -23,9 +27,13 @@ from dpscaffold.privacy.bounds import (
     bound_for,
 )
 from dpscaffold.privacy.by_user import epsilons_by_group
+from dpscaffold.privacy.composition import RunPart, allowed_in_parts, together
 from dpscaffold.privacy.costs import Cost
+from dpscaffold.privacy.drawn import SeedKnowledge
 from dpscaffold.privacy.ledger import spent
 from dpscaffold.privacy.mechanism import SecureTerms
+from dpscaffold.privacy.statement_types import Statement
+from dpscaffold.runs.budget_file import BudgetFile, BudgetGrant, BudgetRound
 
 Said = dict[str, Any]
 
@@ -151,7 +159,170 @@ def of_mechanism(given: Mapping[str, Any]) -> Said:
     return said
 
 
-KINDS: dict[str, Callable[[Mapping[str, Any]], Said]] = {"mechanisms": of_mechanism}
+VIEWS = ("server", "third_party", "participant")
+
+
+def ledger_of(run: Mechanism, events: list[Said], budget: float | None, costs: Any) -> Ledger:
+    """Who took part, as the package counts it."""
+    ledger = Ledger(run, budget, costs)
+    for event in events:
+        ledger.record(event["round"], event["users"], again=event["again"])
+    return ledger
+
+
+def of_history(given: Mapping[str, Any]) -> Said:
+    """What a history has cost, and who may take part next."""
+    answer = {
+        "one": one_history,
+        "parts": parted_history,
+        "continued": parted_history,
+        "together": several_runs,
+        "budget-file": shared_budget,
+    }[given["kind"]]
+    said: Said = attempted(lambda: answer(given))
+    return said
+
+
+def one_history(given: Mapping[str, Any]) -> Said:
+    """A run that was planned once."""
+    run = mechanism(given["mechanism"])
+    costs = prepared(given["mechanism"], run.sampling)
+    ledger = ledger_of(run, given["events"], given["user_epsilon"], costs)
+    said: Said = {
+        "participations": ledger.participations.tolist(),
+        "largest": attempted(lambda: number(ledger.largest())),
+        "each": attempted(lambda: [number(e) for e in ledger.epsilons()]),
+        "allowed": attempted(lambda: ledger.allowed(given["asked"])),
+    }
+    if run.secure is not None:
+        alone = ledger.without_secure_sums()
+        said["alone_largest"] = attempted(lambda: number(alone.largest()))
+    for view in VIEWS:
+        said[view] = attempted(
+            lambda view=view: number(
+                bound_for(run, view, ledger.repeats).epsilon(
+                    run, ledger.rounds, costs, ledger.repeats
+                )
+            )
+        )
+    said["cap"] = attempted(lambda: number(CAP.epsilon(run, None, costs, ledger.repeats)))
+    return said
+
+
+def parted_history(given: Mapping[str, Any]) -> Said:
+    """A run that was given more rounds, or that continues another one."""
+    runs = [mechanism(part["mechanism"]) for part in given["parts"]]
+    costs = prepared(given["parts"][0]["mechanism"], runs[0].sampling)
+    ledgers = [
+        ledger_of(run, part["events"], given["user_epsilon"], ())
+        for run, part in zip(runs, given["parts"], strict=True)
+    ]
+    continued = None
+    if given["kind"] == "continued":
+        continued = ContinuedParts(tuple(map(tuple, given["people"])), given["cap"])
+    whole = statement_of_parts(
+        ledgers,
+        seed_public=given["seed_is_public"],
+        draw_given=given["draw_was_chosen"],
+        extra_costs=costs,
+        groups=(10,),
+        continued=continued,
+    )
+    said = numbers_of(whole)
+    if continued is None:
+        said["allowed"] = attempted(
+            lambda: allowed_in_parts(ledgers, len(ledgers) - 1, costs, given["asked"])
+        )
+    return said
+
+
+def numbers_of(whole: Statement) -> Said:
+    """The numbers of a statement."""
+    said: Said = {"delta": whole.delta}
+    if not whole.guarantee:
+        return {"refused": "no-guarantee", "reason": whole.reason}
+    for view in (*VIEWS, "alone"):
+        if view == "alone" and whole.alone is None:
+            continue
+        towards = whole.towards(view)
+        said[view] = number(towards.epsilon)
+        said[f"{view}_given_the_draw"] = number(towards.ledger)
+        said[f"{view}_replace_one"] = number(towards.replace_one)
+        said[f"{view}_by"] = towards.bound
+    if whole.ledger is not None:
+        said["given_the_draw"] = number(whole.ledger.epsilon)
+        said["users_by_participations"] = {
+            str(times): users for times, users in (whole.ledger.participations or {}).items()
+        }
+    if whole.planned is not None:
+        said["as_planned"] = number(whole.planned.epsilon)
+    if whole.by_user is not None:
+        said["by_user"] = [number(one) for one in whole.by_user.epsilon]
+    said["quoted"] = number(whole.quoted_epsilon)
+    said["quoted_towards"] = whole.quoted.towards if whole.quoted else None
+    said["cap"] = next((number(row.epsilon) for row in whole.bounds if row.name == "cap"), None)
+    return said
+
+
+def several_runs(given: Mapping[str, Any]) -> Said:
+    """Several runs over the same records."""
+    runs = []
+    for place, one in enumerate(given["runs"]):
+        run = mechanism(one["mechanism"])
+        ledger = ledger_of(run, one["events"], None, ())
+        bounds = {view: bound_for(run, view, ledger.repeats) for view in VIEWS}
+        runs.append(
+            RunPart(
+                f"run {place}",
+                run,
+                ledger.rounds,
+                bounds,
+                ledger,
+                prepared(one["mechanism"], run.sampling),
+                one["secret"],
+                SeedKnowledge(**one["seed"]),
+                "the records" if given["same_records"] else None,
+            )
+        )
+    joint = together(runs, given["fixed_in_advance"], groups=(10,))
+    return {
+        "delta": joint.delta,
+        **{view: number(value) for view, value in joint.epsilon.items()},
+        "quoted_towards": joint.quoted,
+        "draws_are_shared": joint.reason is not None,
+    }
+
+
+def shared_budget(given: Mapping[str, Any]) -> Said:
+    """What a budget file granted and refused, step by step."""
+    with TemporaryDirectory() as folder:
+        file = BudgetFile.open(Path(folder, "budget.jsonl"), given["epsilon"], given["delta"])
+        steps = [_step(file, dict(step)) for step in given["steps"]]
+        contents = file.read()
+        return {
+            "steps": steps,
+            "spent": list(contents.spent),
+            "left": list(contents.left),
+            "rounds": dict(contents.participations),
+        }
+
+
+def _step(file: BudgetFile, step: Said) -> str:
+    try:
+        if "round" in step:
+            file.participate(BudgetRound(step["run"], step["round"]), after=step["after"])
+        else:
+            step["noise_seed"] = step.pop("seed")
+            file.reserve(BudgetGrant(**step))
+    except BadInput as error:
+        return error.code
+    return "granted"
+
+
+KINDS: dict[str, Callable[[Mapping[str, Any]], Said]] = {
+    "mechanisms": of_mechanism,
+    "histories": of_history,
+}
 
 
 def main() -> None:

@@ -24,6 +24,11 @@ def of_mechanism(given: Mapping[str, Any]) -> Said:
     return _answered(old_api.of_mechanism, given)
 
 
+def of_history(given: Mapping[str, Any]) -> Said:
+    """What a history has cost, and who may take part next (:func:`frozen.old_api.of_history`)."""
+    return _answered(old_api.of_history, given)
+
+
 def _answered(ask: Callable[[Mapping[str, Any]], Said], given: Mapping[str, Any]) -> Said:
     """An answer; a field that today's package does not have refuses what needs it."""
     try:

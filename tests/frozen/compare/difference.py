@@ -9,6 +9,8 @@ from typing import Any
 
 #: How far below the old ε a new one may be, and how far above.
 BELOW, ABOVE = 1e-9, 5e-4
+#: What is no ε: counts, names and δ have no tolerance.
+EXACT = ("delta", "participations", "allowed", "steps", "left", "spent", "rounds")
 
 
 @dataclass(frozen=True)
@@ -34,11 +36,10 @@ def fault(old: Any, new: Any) -> str:
     >>> fault(1.0, 1.0004), fault(1.0, 0.999999)
     ('', 'smaller than it was')
     """
-    if isinstance(old, Mapping) or isinstance(new, Mapping):
-        refused = [isinstance(one, Mapping) and "refused" in one for one in (old, new)]
-        if refused == [True, True]:
+    if _is_refusal(old) or _is_refusal(new):
+        if _is_refusal(old) and _is_refusal(new):
             return ""
-        return "was refused, and is not" if refused[0] else "is refused, and was not"
+        return "was refused, and is not" if _is_refusal(old) else "is refused, and was not"
     if isinstance(old, list):
         if not isinstance(new, list) or len(new) != len(old):
             return "not as many numbers as there were"
@@ -54,6 +55,10 @@ def fault(old: Any, new: Any) -> str:
     if not now >= before * (1 - BELOW):  # no number is no number that is large enough
         return "smaller than it was"
     return "" if now <= before + ABOVE * max(1.0, before) else "larger than it was"
+
+
+def _is_refusal(value: Any) -> bool:
+    return isinstance(value, Mapping) and "refused" in value
 
 
 def _is_number(value: Any) -> bool:
@@ -75,7 +80,10 @@ def differences(
         return
     for key in keys:
         one, other = old.get(key), new.get(key)
-        yield Difference(f"{name}/{key}", one, other, fault(one, other))
+        wrong = fault(one, other)
+        if key in EXACT and not wrong and one != other:
+            wrong = "not the same"
+        yield Difference(f"{name}/{key}", one, other, wrong)
 
 
 def _brief(said: Mapping[str, Any]) -> Any:
