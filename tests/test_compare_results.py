@@ -1,9 +1,9 @@
-"""The comparison of small runs with version 0.2.0: keys by their new names, and arrays apart."""
+"""The comparisons of small runs and of published tables with version 0.2.0."""
 
 from __future__ import annotations
 
 import numpy as np
-from frozen import configurations
+from frozen import configurations, results
 from frozen.compare.configurations import apart, renamed
 
 
@@ -39,3 +39,9 @@ def test_another_step_size_is_noticed():
     plan = {**run.tables["plan"], "learning_rate": 0.5002}
     new = configurations.made({**run.tables, "plan": plan})["parameters"]
     assert apart("a", configurations.frozen()[run.id]["parameters"], new, run.tolerance).why
+
+
+def test_tables_are_read_as_their_numbers():
+    first = "Words 7.\n\n| K | mean |\n|---|---|\n| 1 | 2.50 ± 0.1 |\n| 10 | −1e-3 |\n"
+    page = first + "\n| a |\n|---|\n| 3 |\n"
+    assert list(results.tables(page)) == [[["1", "2.50", "0.1"], ["10", "−1e-3"]], [["3"]]]
