@@ -66,3 +66,9 @@ def test_the_frozen_inputs_are_those_of_their_script(kind):
 def test_what_is_no_epsilon_has_no_tolerance():
     (one,) = differences("h", {"delta": 1e-5}, {"delta": 2e-5}, ["delta"])
     assert one.why
+
+
+def test_every_frozen_caveat_has_a_name():
+    """A sentence of no known kind could be lost without a word."""
+    named = {name for case in make.read("statements") for name in case["said"].get("caveats", [])}
+    assert "other" not in named and len(named) > 6

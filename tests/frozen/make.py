@@ -13,13 +13,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from frozen import histories, mechanisms, old
+from frozen import histories, mechanisms, old, statements
 
 HERE = Path(__file__).parent
 MOST = 300_000  # bytes of a file that is not compressed
 MAKERS = {
     "mechanisms": mechanisms.inputs,
     "histories": histories.inputs,
+    "statements": statements.inputs,
 }
 
 

@@ -15,8 +15,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import tomli_w
+
+from dpscaffold import run as train_from
+from dpscaffold.cli.subject import Numbers, from_source
 from dpscaffold.errors import BadInput
-from dpscaffold.privacy import Ledger, Mechanism, PrivacyError, describe
+from dpscaffold.privacy import Ledger, Mechanism, PrivacyError, describe, statement
 from dpscaffold.privacy.adding import ContinuedParts, statement_of_parts
 from dpscaffold.privacy.bound import no_guarantee
 from dpscaffold.privacy.bounds import (
@@ -34,6 +38,8 @@ from dpscaffold.privacy.ledger import spent
 from dpscaffold.privacy.mechanism import SecureTerms
 from dpscaffold.privacy.statement_types import Statement
 from dpscaffold.runs.budget_file import BudgetFile, BudgetGrant, BudgetRound
+from dpscaffold.runs.ledger import read_account
+from frozen import statements
 
 Said = dict[str, Any]
 
@@ -319,9 +325,76 @@ def _step(file: BudgetFile, step: Said) -> str:
     return "granted"
 
 
+def of_statement(given: Mapping[str, Any]) -> Said:
+    """The statement of a configuration: of its plan, or of the runs of its steps."""
+    with TemporaryDirectory() as folder:
+        text = json.dumps(given["config"]).replace("{folder}", folder)
+        config = json.loads(text)
+        Path(folder, "visits.csv").write_text(statements.table(), encoding="utf-8")
+        if given["budget"]:
+            BudgetFile.open(Path(folder, "budget.jsonl"), **given["budget"])
+        try:
+            whole = stated(config, given["steps"], Path(folder))
+        except BadInput as error:
+            return {"refused": error.code, "reason": str(error).replace(folder, "{folder}")}
+        except PrivacyError as error:
+            return {"refused": error.code, "reason": str(error)}
+        said = {"simulated": whole.simulated, "rounds": whole.rounds, **numbers_of(whole)}
+        if given["budget"]:
+            spent_of_file = BudgetFile(Path(folder, "budget.jsonl")).read().spent
+            said["reserved_epsilon"], said["reserved_delta"] = spent_of_file
+    if whole.mechanism is not None:
+        said["neighbours"] = whole.mechanism.relation
+        said["noise"] = whole.mechanism.noise
+    said["caveats"] = sorted({caveat(sentence) for sentence in whole.outside})
+    said["sentences"] = list(whole.outside)
+    said["preparation"] = [step.protection for step in whole.preparation]
+    return said
+
+
+def stated(config: Said, steps: list[Said], folder: Path) -> Statement:
+    """What a plan promises, or what the folder of a run says after the last step."""
+    if not steps:
+        path = folder / "plan.toml"
+        path.write_text(tomli_w.dumps(config), encoding="utf-8")
+        return from_source(path, Numbers(), None).statement()
+    out = folder / "run"
+    for place, changes in enumerate(steps):
+        train_from(config, changes, out=out, resume=place > 0)
+    if "privacy" not in config:
+        return statement(None)
+    return read_account(out).statement()
+
+
+#: Words by which a sentence of "what is outside" is known, and a name for what it says.
+CAVEATS = {
+    "Metrics computed on private records": "metrics",
+    "yperparameters tuned on private records": "tuning",
+    "Tuning: every run on these records": "tuning",
+    "derived from a seed stored": "seed-is-public",
+    "Stopping or selecting participants": "stopping",
+    "are computed from single uploads": "single-uploads",
+    "Simulated secure sums": "simulated-sums",
+    "delta is not below": "large-delta",
+    "is not below 1/": "large-delta",
+    "Released all the same": "released-all-the-same",
+    "Sites released a noised comparison": "comparison-of-models",
+    "Features were ": "preparation",
+}
+
+
+def caveat(sentence: str) -> str:
+    """The name of what a sentence leaves open."""
+    for words, name in CAVEATS.items():
+        if words in sentence:
+            return name
+    return "other"
+
+
 KINDS: dict[str, Callable[[Mapping[str, Any]], Said]] = {
     "mechanisms": of_mechanism,
     "histories": of_history,
+    "statements": of_statement,
 }
 
 

@@ -29,6 +29,12 @@ def of_history(given: Mapping[str, Any]) -> Said:
     return _answered(old_api.of_history, given)
 
 
+def of_statement(given: Mapping[str, Any]) -> Said:
+    """The statement of a configuration (:func:`frozen.old_api.of_statement`): numbers, and the
+    names of the caveats (``frozen.old_api.CAVEATS``)."""
+    return _answered(old_api.of_statement, given)
+
+
 def _answered(ask: Callable[[Mapping[str, Any]], Said], given: Mapping[str, Any]) -> Said:
     """An answer; a field that today's package does not have refuses what needs it."""
     try:

@@ -10,7 +10,7 @@ from typing import Any
 #: How far below the old ε a new one may be, and how far above.
 BELOW, ABOVE = 1e-9, 5e-4
 #: What is no ε: counts, names and δ have no tolerance.
-EXACT = ("delta", "participations", "allowed", "steps", "left", "spent", "rounds")
+EXACT = ("delta", "participations", "allowed", "steps", "left", "spent", "rounds", "reserved_delta")
 
 
 @dataclass(frozen=True)
