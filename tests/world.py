@@ -8,11 +8,17 @@ this file follows. It translates and computes nothing of its own.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
-from dpscaffold import BadInput
+import pytest
+
+from dpscaffold import BadInput, Budget, Gaussian, Logistic, Plan, fedavg, synthetic, train
+from dpscaffold.cli.together import compose
+from dpscaffold.engines import Simulator
 from dpscaffold.privacy import (
     PAPER_THIRD_PARTY,
     RANDOM_PARTICIPATION_RDP,
@@ -25,6 +31,8 @@ from dpscaffold.privacy import (
 from dpscaffold.privacy.bound import no_guarantee
 from dpscaffold.privacy.bounds import bound_for
 from dpscaffold.privacy.mechanism import SecureTerms
+from dpscaffold.runs.budget_file import BudgetFile
+from dpscaffold.runs.ledger import read_account
 
 
 class Refused(BadInput):
@@ -163,3 +171,161 @@ def renyi_epsilon(**numbers: Any) -> float:
     """ε over the draw by Rényi divergences: looser, and computed by other means."""
     with _refusing():
         return RANDOM_PARTICIPATION_RDP.epsilon(_mechanism(**numbers))
+
+
+# --- runs ---------------------------------------------------------------------------------------
+
+#: A run with secret noise, one to publish, and a simulation whose noise comes from its seed.
+RunKind = Literal["secret", "release", "seeded"]
+
+DATA = synthetic(users=4, records=13, dimension=2, classes=2)
+
+
+def make(
+    folder: Path,
+    kind: RunKind,
+    *,
+    rounds: int,
+    local_steps: int,
+    user_ratio: float,
+    noise: float,
+    seed: int | None = None,
+    checkpoint_every: int = 2,
+    budget: Path | None = None,
+) -> None:
+    """Start a run of four users in a folder, or go on with it; every step takes all records.
+
+    Args:
+        folder: The run folder.
+        kind: Who knows the noise.
+        rounds: T; more than a finished run has gives it more rounds.
+        local_steps: K.
+        user_ratio: l.
+        noise: σ_g.
+        seed: Who decides on the draw: somebody with a seed, or nobody.
+        checkpoint_every: The rounds between two states from which a run can go on.
+        budget: A budget file that the run shares with others.
+    """
+    plan = Plan(
+        rounds=rounds,
+        local_steps=local_steps,
+        user_ratio=user_ratio,
+        data_ratio=1.0,
+        seed=seed,
+        checkpoint_every=checkpoint_every,
+        evaluate_every=100,
+    )
+    with _refusing():
+        train(
+            DATA,
+            Logistic(2, 2),
+            fedavg(),
+            plan,
+            Gaussian(clip=1.0, noise=noise, secret=kind == "secret"),
+            budget=Budget(file=budget) if budget else Budget(),
+            out=folder,
+            resume=True,
+            release=kind == "release",
+        )
+
+
+@contextmanager
+def watched(
+    before: Callable[[int], None], after: Callable[[int, tuple[int, ...]], None]
+) -> Iterator[None]:
+    """``before(round)`` is called when the users of a round are about to compute, and
+    ``after(round, users)`` when their uploads have left. Either may raise: the run dies there."""
+    real = Simulator.gather
+
+    def gather(self: Simulator, phase: Any, broadcast: Any, draw: Any) -> Any:
+        before(broadcast.round)
+        found = real(self, phase, broadcast, draw)
+        after(broadcast.round, tuple(map(int, draw.active)))
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Simulator, "gather", gather)
+        yield
+
+
+@dataclass(frozen=True)
+class Stated:
+    """What is said of the privacy of a run or of several: ε towards each view over the draw, and
+    given who took part under ``"given"``; None where nothing is guaranteed. ``quoted`` is the ε to
+    quote."""
+
+    guarantee: bool
+    simulated: bool
+    delta: float
+    epsilon: dict[str, float | None]
+    quoted: float | None
+    quotes_given: bool
+
+
+def spent(folder: Path) -> Stated:
+    """What a run folder states to anybody who reads it."""
+    with _refusing():
+        said = read_account(folder).statement()
+    views = {view: getattr(said, view).epsilon for view in ("server", "third_party", "participant")}
+    given = said.ledger.epsilon if said.ledger else None
+    quoted = said.quoted.epsilon if said.quoted else None
+    epsilon = {**views, "given": given}
+    return Stated(
+        said.guarantee, said.simulated, said.delta or 0.0, epsilon, quoted, said.quotes_ledger
+    )
+
+
+def spent_together(folders: Sequence[Path], fixed_in_advance: bool) -> Stated:
+    """What several runs on the same records state together."""
+    with _refusing():
+        said = compose(list(folders), None, fixed_in_advance, False)
+    epsilon = dict(said.epsilon)
+    quoted = None if said.quoted is None else epsilon[said.quoted]
+    epsilon["given"] = epsilon.pop("ledger", None)
+    guarantee = any(value is not None for value in epsilon.values())
+    return Stated(guarantee, said.simulated, said.delta, epsilon, quoted, said.quoted == "ledger")
+
+
+def open_budget(path: Path, epsilon: float, delta: float) -> None:
+    """A file in which several runs on the same records enter what they spend."""
+    BudgetFile.open(path, epsilon=epsilon, delta=delta)
+
+
+def budget_spent(path: Path) -> tuple[float, float]:
+    """ε and δ of all that was entered in a budget file."""
+    return BudgetFile(path).read().spent
+
+
+def has_journal(folder: Path) -> bool:
+    """Whether a run folder says yet who took part."""
+    return (folder / "ledger.jsonl").exists()
+
+
+#: What a careless or dishonest person does to a run folder.
+EDITS = ("claim", "claim release", "config", "cut", "remove")
+
+
+def edit_run(folder: Path, edit: str, amount: int) -> None:
+    """Take the configuration out of a run folder, claim in it that the run was secret or released,
+    cut lines off the journal's end, or remove the file of this number."""
+    config, journal = folder / "config.toml", folder / "ledger.jsonl"
+    if edit == "config":
+        config.unlink()
+    elif edit == "cut":
+        lines = journal.read_text().splitlines(keepends=True)
+        journal.write_text("".join(lines[: max(1, len(lines) - amount)]))
+    elif edit == "remove":
+        files = sorted(path for path in folder.iterdir() if path.is_file())
+        files[amount % len(files)].unlink()
+    elif config.exists():
+        key = "release" if edit == "claim release" else "secret"
+        config.write_text(_claiming(config.read_text(), key))
+
+
+def _claiming(text: str, key: str) -> str:
+    """The configuration with a key of its privacy set to true."""
+    kept = [line for line in text.splitlines() if not line.startswith(f"{key} =")]
+    if "[privacy]" not in kept:
+        kept.append("[privacy]")
+    kept.insert(kept.index("[privacy]") + 1, f"{key} = true")
+    return "\n".join(kept) + "\n"

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -26,28 +25,24 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from lifecycle.oracle import Oracle, Release
-
-from dpscaffold import BadInput, Budget, Gaussian, Logistic, Plan, fedavg, synthetic, train
-from dpscaffold.cli.together import compose
-from dpscaffold.engines import Simulator
-from dpscaffold.privacy import PrivacyError
-from dpscaffold.runs.budget_file import BudgetFile
-from dpscaffold.runs.ledger import read_account
-
-DATA = synthetic(users=4, records=13, dimension=2, classes=2)
-PLAN = Plan(
-    rounds=4,
-    local_steps=2,
-    user_ratio=0.5,
-    data_ratio=1.0,
-    checkpoint_every=2,
-    evaluate_every=100,
+from world import (
+    EDITS,
+    Refused,
+    budget_spent,
+    edit_run,
+    has_journal,
+    make,
+    open_budget,
+    spent,
+    spent_together,
+    watched,
 )
-NOISE = 4.0
-TRUTH = Oracle(noise=NOISE, local_steps=PLAN.local_steps, rate=PLAN.user_ratio)
+
+ROUNDS = 4
+NOISE, LOCAL_STEPS, RATE = 4.0, 2, 0.5
+TRUTH = Oracle(noise=NOISE, local_steps=LOCAL_STEPS, rate=RATE)
 #: What is stated is a bound computed on a grid; the closed form is exact to this.
 EXACT = 1e-6
-REFUSED = (BadInput, PrivacyError)
 
 
 class Killed(Exception):
@@ -60,33 +55,32 @@ class Run:
 
     folder: Path
     kind: str  # "secret", "release", or "seeded": a simulation
-    plan: Plan
+    seed: int | None
     draw: object
     budget: bool = False
+    rounds: int = ROUNDS
     left: list[Release] = field(default_factory=list)
 
     @property
     def given(self) -> bool:
         """Whether somebody chose the draw: then ε given the draw is the one to quote."""
-        return self.plan.seed is not None and self.kind != "release"
+        return self.seed is not None and self.kind != "release"
 
 
 @contextmanager
-def watched(run: Run, dies_in: int | None, after: bool) -> Iterator[None]:
+def recorded(run: Run, dies_in: int | None, after: bool) -> Iterator[None]:
     """Record every release of a run; ``dies_in`` this round, before or after its uploads."""
-    real = Simulator.gather
 
-    def gather(self: Simulator, phase: Any, broadcast: Any, draw: Any) -> Any:
-        if broadcast.round == dies_in and not after:
+    def begin(round: int) -> None:
+        if round == dies_in and not after:
             raise Killed
-        found = real(self, phase, broadcast, draw)
-        run.left.append(Release(run.draw, broadcast.round, tuple(map(int, draw.active))))
-        if broadcast.round == dies_in:
-            raise Killed
-        return found
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Simulator, "gather", gather)
+    def left(round: int, users: tuple[int, ...]) -> None:
+        run.left.append(Release(run.draw, round, users))
+        if round == dies_in:
+            raise Killed
+
+    with watched(begin, left):
         yield
 
 
@@ -106,30 +100,24 @@ class LifeCycle(RuleBasedStateMachine):
 
     @initialize()
     def open_budget(self) -> None:
-        BudgetFile.open(self.allowance, epsilon=40.0, delta=0.5)
+        open_budget(self.allowance, epsilon=40.0, delta=0.5)
 
     # --- what people do
 
     def go(self, run: Run, dies_in: int | None, after: bool) -> None:
         """Start a run or go on with it."""
-        secret = run.kind == "secret"
         before = len(run.left)
-        budget = Budget(file=self.allowance) if run.budget else Budget()
-        with watched(run, dies_in, after):
-            try:
-                train(
-                    DATA,
-                    Logistic(2, 2),
-                    fedavg(),
-                    run.plan,
-                    Gaussian(clip=1.0, noise=NOISE, secret=secret),
-                    budget=budget,
-                    out=run.folder,
-                    resume=True,
-                    release=run.kind == "release",
-                )
-            except (Killed, *REFUSED):
-                pass
+        with recorded(run, dies_in, after), suppress(Killed, Refused):
+            make(
+                run.folder,
+                run.kind,
+                rounds=run.rounds,
+                local_steps=LOCAL_STEPS,
+                user_ratio=RATE,
+                noise=NOISE,
+                seed=run.seed,
+                budget=self.allowance if run.budget else None,
+            )
         if run.budget:
             self.charged += run.left[before:]
 
@@ -146,8 +134,7 @@ class LifeCycle(RuleBasedStateMachine):
         if len(self.runs) >= 4:
             return
         folder = self.root / f"run{len(self.runs)}"
-        plan = replace(PLAN, seed=seed)
-        run = Run(folder, kind, plan, seed if seed is not None else object(), budget)
+        run = Run(folder, kind, seed, seed if seed is not None else object(), budget)
         self.go(run, dies_in, after)
         self.runs.append(run)
 
@@ -163,7 +150,7 @@ class LifeCycle(RuleBasedStateMachine):
     @rule(which=st.integers(0, 9), more=st.integers(1, 3))
     def add_rounds(self, which: int, more: int) -> None:
         run = self.chosen(which)
-        run.plan = replace(run.plan, rounds=run.plan.rounds + more)
+        run.rounds += more
         self.go(run, None, True)
 
     @precondition(lambda self: self.runs and len(self.runs) < 4)
@@ -205,11 +192,11 @@ class LifeCycle(RuleBasedStateMachine):
     def edit(self, which: int, edit: str, amount: int) -> None:
         """Whatever is changed or taken out of a folder, it does not state less than the truth."""
         run = self.chosen(which)
-        if not (run.folder / "ledger.jsonl").exists():
+        if not has_journal(run.folder):
             return
         changed = self.root / "edited"
         shutil.copytree(run.folder, changed)
-        EDITS[edit](changed, amount)
+        edit_run(changed, edit, amount)
         self.check_statement(replace(run, folder=changed))
         for other in self.runs:
             self.check_composition([replace(run, folder=changed), other], True)
@@ -224,14 +211,14 @@ class LifeCycle(RuleBasedStateMachine):
         if runs[0].folder == runs[1].folder:
             return
         try:
-            said = compose([run.folder for run in runs], None, fixed, False)
-        except REFUSED:
+            said = spent_together([run.folder for run in runs], fixed)
+        except Refused:
             return
         if any(run.kind == "seeded" for run in runs):
             assert said.simulated or not any(said.epsilon.values())
             return
         left = {id(release): release for run in runs for release in run.left}.values()
-        given = said.epsilon["ledger"]
+        given = said.epsilon["given"]
         if given is not None:
             assert given >= TRUTH.given_the_draw(left, said.delta) - EXACT
         for view in ("server", "third_party", "participant"):
@@ -239,27 +226,27 @@ class LifeCycle(RuleBasedStateMachine):
             if stated is None:
                 continue
             truth = TRUTH.over_the_draw(left, said.delta)
-            if any(run.given for run in runs) and said.quoted != "ledger":
+            if any(run.given for run in runs) and not said.quotes_given:
                 truth = max(truth, TRUTH.given_the_draw(left, said.delta))
             assert stated >= truth - EXACT, (view, fixed)
 
     def check_statement(self, run: Run) -> None:
         """The folder refuses, says that it is a simulation, or states at least the truth."""
         try:
-            said = read_account(run.folder).statement()
-        except (*REFUSED, FileNotFoundError):
+            said = spent(run.folder)
+        except (Refused, FileNotFoundError):
             return
         if run.kind == "seeded":
-            assert said["simulated"], f"{run.folder.name}: a simulation stated as protected"
+            assert said.simulated, f"{run.folder.name}: a simulation stated as protected"
             return
-        if said["simulated"] or not said["guarantee"]:
+        if said.simulated or not said.guarantee:
             return
-        exact = TRUTH.given_the_draw(run.left, said["delta"])
-        assert said["ledger"]["epsilon"] >= exact - EXACT
-        over = TRUTH.over_the_draw(run.left, said["delta"])
-        assert said["server"]["epsilon"] >= over - EXACT
+        exact = TRUTH.given_the_draw(run.left, said.delta)
+        assert said.epsilon["given"] >= exact - EXACT
+        over = TRUTH.over_the_draw(run.left, said.delta)
+        assert said.epsilon["server"] >= over - EXACT
         if run.given:
-            assert said["quoted"]["epsilon"] >= exact - EXACT
+            assert said.quoted >= exact - EXACT
 
     @invariant()
     def nothing_is_understated(self) -> None:
@@ -271,48 +258,9 @@ class LifeCycle(RuleBasedStateMachine):
     def the_budget_file_holds_all_that_left(self) -> None:
         if not self.charged:
             return
-        epsilon, delta = BudgetFile(self.allowance).read().spent
+        epsilon, delta = budget_spent(self.allowance)
         assert epsilon >= TRUTH.over_the_draw(self.charged, delta) - EXACT
 
-
-def _rewrite(name: str, change: Callable[[str], str]) -> Callable[[Path, int], None]:
-    def edit(folder: Path, amount: int) -> None:
-        path = folder / name
-        if path.exists():
-            path.write_text(change(path.read_text()))
-
-    return edit
-
-
-def _claim(key: str) -> Callable[[str], str]:
-    def change(text: str) -> str:
-        kept = [line for line in text.splitlines() if not line.startswith(f"{key} =")]
-        place = kept.index("[privacy]") + 1 if "[privacy]" in kept else len(kept)
-        head = [] if "[privacy]" in kept else ["[privacy]"]
-        return "\n".join([*kept[:place], *head, f"{key} = true", *kept[place:]]) + "\n"
-
-    return change
-
-
-def _cut(folder: Path, amount: int) -> None:
-    """Lines of the journal taken off its end, all others kept."""
-    path = folder / "ledger.jsonl"
-    lines = path.read_text().splitlines(keepends=True)
-    path.write_text("".join(lines[: max(1, len(lines) - amount)]))
-
-
-def _remove(folder: Path, amount: int) -> None:
-    files = sorted(path for path in folder.iterdir() if path.is_file())
-    files[amount % len(files)].unlink()
-
-
-EDITS: dict[str, Callable[[Path, int], None]] = {
-    "config": lambda folder, _: (folder / "config.toml").unlink(),
-    "claim": _rewrite("config.toml", _claim("secret")),
-    "claim release": _rewrite("config.toml", _claim("release")),
-    "cut": _cut,
-    "remove": _remove,
-}
 
 RULES = {
     "deadline": None,
@@ -335,7 +283,7 @@ def life() -> Iterator[LifeCycle]:
         machine.teardown()
 
 
-@pytest.mark.parametrize("edit", sorted(EDITS))
+@pytest.mark.parametrize("edit", EDITS)
 @pytest.mark.parametrize("kind", ["secret", "seeded"])
 def test_an_edited_folder_states_no_less(kind: str, edit: str) -> None:
     """Killed after round 3, which is in the journal and in no checkpoint."""
