@@ -1,10 +1,13 @@
-"""The comparisons of small runs and of published tables with version 0.2.0."""
+"""The comparisons of small runs, published tables and offers with version 0.2.0."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
-from frozen import configurations, results
+from frozen import configurations, make, results
 from frozen.compare.configurations import apart, renamed
+from frozen.compare.offers import of_case
 
 
 def test_keys_move_change_their_words_or_go():
@@ -45,3 +48,21 @@ def test_tables_are_read_as_their_numbers():
     first = "Words 7.\n\n| K | mean |\n|---|---|\n| 1 | 2.50 ± 0.1 |\n| 10 | −1e-3 |\n"
     page = first + "\n| a |\n|---|\n| 3 |\n"
     assert list(results.tables(page)) == [[["1", "2.50", "0.1"], ["10", "−1e-3"]], [["3"]]]
+
+
+def test_another_price_and_other_terms_of_an_offer_are_noticed():
+    def said(given: dict[str, Any], old: dict[str, Any]) -> set[str]:
+        found = of_case("one", given, old, {})
+        return {one.why.split(":")[0] for one in found if one.why}
+
+    granted = (case for case in make.read("offers") if case["said"].get("epsilon"))
+    case = next(case for case in granted if "offer" in case["given"])
+    given, old = case["given"], case["said"]
+    assert said(given, old) == set()
+    assert said(given, {**old, "epsilon": old["epsilon"] * 1.001}) == {"smaller than it was"}
+    assert said(given, {**old, "participations": old["participations"] - 1}) >= {
+        "more participations than were permitted"
+    }
+    assert said(given, {"refused": "policy-epsilon"}) == {"was refused, and is not"}
+    other = {**given["offer"], "plan": {**given["offer"]["plan"], "rounds": 7}}
+    assert "other terms" in said({**given, "offer": other}, old)
