@@ -346,7 +346,7 @@ def of_statement(given: Mapping[str, Any]) -> Said:
     if whole.mechanism is not None:
         said["neighbours"] = whole.mechanism.relation
         said["noise"] = whole.mechanism.noise
-    said["caveats"] = sorted({caveat(sentence) for sentence in whole.outside})
+    said["caveats"] = sorted({statements.caveat(sentence) for sentence in whole.outside})
     said["sentences"] = list(whole.outside)
     said["preparation"] = [step.protection for step in whole.preparation]
     return said
@@ -364,31 +364,6 @@ def stated(config: Said, steps: list[Said], folder: Path) -> Statement:
     if "privacy" not in config:
         return statement(None)
     return read_account(out).statement()
-
-
-#: Words by which a sentence of "what is outside" is known, and a name for what it says.
-CAVEATS = {
-    "Metrics computed on private records": "metrics",
-    "yperparameters tuned on private records": "tuning",
-    "Tuning: every run on these records": "tuning",
-    "derived from a seed stored": "seed-is-public",
-    "Stopping or selecting participants": "stopping",
-    "are computed from single uploads": "single-uploads",
-    "Simulated secure sums": "simulated-sums",
-    "delta is not below": "large-delta",
-    "is not below 1/": "large-delta",
-    "Released all the same": "released-all-the-same",
-    "Sites released a noised comparison": "comparison-of-models",
-    "Features were ": "preparation",
-}
-
-
-def caveat(sentence: str) -> str:
-    """The name of what a sentence leaves open."""
-    for words, name in CAVEATS.items():
-        if words in sentence:
-            return name
-    return "other"
 
 
 KINDS: dict[str, Callable[[Mapping[str, Any]], Said]] = {

@@ -207,3 +207,28 @@ def _unseeded(config: Given) -> Given:
 def _without_plan(config: Given) -> Given:
     del config["plan"]
     return config
+
+
+#: Words by which a sentence of "what is outside" is known, and a name for what it says.
+CAVEATS = {
+    "Metrics computed on private records": "metrics",
+    "yperparameters tuned on private records": "tuning",
+    "Tuning: every run on these records": "tuning",
+    "derived from a seed stored": "seed-is-public",
+    "Stopping or selecting participants": "stopping",
+    "are computed from single uploads": "single-uploads",
+    "Simulated secure sums": "simulated-sums",
+    "delta is not below": "large-delta",
+    "is not below 1/": "large-delta",
+    "Released all the same": "released-all-the-same",
+    "Sites released a noised comparison": "comparison-of-models",
+    "Features were ": "preparation",
+}
+
+
+def caveat(sentence: str) -> str:
+    """The name of what a sentence leaves open."""
+    for words, name in CAVEATS.items():
+        if words in sentence:
+            return name
+    return "other"
