@@ -15,10 +15,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+import torch
+from small import TASKS, federation, final, loop, setting
+from torch import Tensor
 
-from dpscaffold import BadInput, Budget, Gaussian, Logistic, Plan, fedavg, synthetic, train
+from dpscaffold import BadInput, Budget, Gaussian, Logistic, Plan, Task, fedavg, synthetic, train
 from dpscaffold.cli.together import compose
 from dpscaffold.engines import Simulator
+from dpscaffold.engines.participation.steps import Scales, noised_query
+from dpscaffold.federation import Federation
 from dpscaffold.privacy import (
     PAPER_THIRD_PARTY,
     RANDOM_PARTICIPATION_RDP,
@@ -33,6 +38,18 @@ from dpscaffold.privacy.bounds import bound_for
 from dpscaffold.privacy.mechanism import SecureTerms
 from dpscaffold.runs.budget_file import BudgetFile
 from dpscaffold.runs.ledger import read_account
+from dpscaffold.tasks import Batch
+from dpscaffold.tasks.base import clip_factors
+from dpscaffold.tasks.clipping import LayerOuter, clip_outer, clip_unseen, row_squares
+
+__all__ = [
+    "EDITS",
+    "TASKS",
+    "federation",
+    "final",
+    "row_squares",
+    "setting",
+]
 
 
 class Refused(BadInput):
@@ -329,3 +346,89 @@ def _claiming(text: str, key: str) -> str:
         kept.append("[privacy]")
     kept.insert(kept.index("[privacy]") + 1, f"{key} = true")
     return "\n".join(kept) + "\n"
+
+
+# --- clipping -----------------------------------------------------------------------------------
+
+
+def clipped_sums(
+    task: Task, params: Tensor, x: Tensor, y: Tensor, clip: Any, weight: Tensor | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """The clipped sum of each user, (U, P), of records (U, n, D), and the bounds used.
+
+    Args:
+        task: The task.
+        params: Where gradients are taken, (U, P).
+        x: Features as a table holds them.
+        y: Labels, (U, n).
+        clip: C of each user, (U,), ``"median"``, or None for no clipping.
+        weight: 1 for a record, 0 for padding, (U, n).
+    """
+    found = task.clipped_sum(params, Batch(task.prepare(x), y, weight), clip)
+    return found.total, found.bound
+
+
+def released(
+    engine: str,
+    task: Task,
+    privacy: Gaussian,
+    params: Tensor,
+    x: Tensor,
+    y: Tensor,
+    divisor: int,
+    classes: int,
+) -> Tensor:
+    """H of one batch on either engine's path, the noise being zero."""
+    draws = torch.zeros(task.parameters)
+    if engine == "loop":
+        oracle = _oracle(task, privacy, x.shape[1], classes)
+        return oracle.noised(oracle.gradients(params, task.prepare(x), y), divisor, draws)
+    column = torch.ones(1, 1)
+    clip = "median" if privacy.clip == "median" else column[0] * float(privacy.clip)
+    scales = Scales(
+        step_size=column, regularisation=column, divisor=column * divisor, steps=1, weight=column,
+        clip=clip, noise=column * privacy.noise, sampling=privacy.sampling, unit=privacy.unit,
+    )  # fmt: skip
+    batch = Batch(task.prepare(x)[None], y[None])
+    return noised_query(task, params[None], batch, scales, draws[None])[0]
+
+
+def mean_of(
+    gradients: Tensor, task: Task, privacy: Gaussian, dimension: int, classes: int
+) -> Tensor:
+    """What the readable engine makes of these gradients, (n, P), with no noise and divisor 1."""
+    nothing = torch.zeros(gradients.shape[1])
+    return _oracle(task, privacy, dimension, classes).noised(gradients, 1, nothing)
+
+
+def _oracle(task: Task, privacy: Gaussian, dimension: int, classes: int) -> Any:
+    """The readable engine, on records that play no part."""
+    table = [(torch.zeros(9, dimension), torch.zeros(9, dtype=torch.int64))]
+    data = Federation.from_arrays(table, table, classes=classes)
+    return loop(setting("fedavg", task, privacy, data, user_ratio=1.0))
+
+
+def clipped_products(
+    left: Tensor,
+    right: Tensor,
+    clip: Tensor,
+    *,
+    bias: bool = False,
+    weight: Tensor | None = None,
+    looks: bool = True,
+    known: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The sums of clipped gradients of a linear layer, and what became of the errors.
+
+    Record n of user s has the gradient left[s, :, n]·right[s, :, n]ᵀ, with a column of its own for
+    the bias. ``looks`` says that the form may look whether numbers are ordinary, as on a CPU;
+    ``known`` are squared norms of ordinary rows, which then need no care.
+    """
+    part = LayerOuter(left.clone(), right.clone(), known, bias=bias, tame=known is not None)
+    (clip_outer if looks else clip_unseen)([part], weight, clip)
+    return part.total(), part.left
+
+
+def clip_factor(norms: Tensor, clip: Tensor) -> Tensor:
+    """What gradients of these norms, (users, n), are multiplied by."""
+    return clip_factors(norms, None, clip)[0]

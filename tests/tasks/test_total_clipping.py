@@ -15,15 +15,21 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from refusals import refuses
-from small import TASKS, federation, final, loop, setting
 from torch import Tensor
+from world import (
+    TASKS,
+    clip_factor,
+    clipped_products,
+    clipped_sums,
+    federation,
+    final,
+    mean_of,
+    released,
+    row_squares,
+    setting,
+)
 
-from dpscaffold.engines.participation.steps import Scales, noised_query
-from dpscaffold.federation import Federation
-from dpscaffold.setting.gaussian import Gaussian
-from dpscaffold.tasks import Batch, Task
-from dpscaffold.tasks.base import clip_factors
-from dpscaffold.tasks.clipping import LayerOuter, clip_outer, clip_unseen, row_squares
+from dpscaffold import Gaussian, Task
 
 DIMENSION, CLASSES, RECORDS = 3, 3, 4
 ALLOWED = 1 + 1e-6
@@ -59,8 +65,8 @@ def parameters(task: Task):
 
 def clipped(task: Task, params, x, y, clip, weight: Tensor | None = None) -> Tensor:
     """The clipped sum of one user, (P,)."""
-    batch = Batch(task.prepare(x)[None], y[None], None if weight is None else weight[None])
-    return task.clipped_sum(params[None], batch, torch.tensor([clip])).total[0]
+    share = None if weight is None else weight[None]
+    return clipped_sums(task, params[None], x[None], y[None], torch.tensor([clip]), share)[0][0]
 
 
 def length(value: Tensor) -> float:
@@ -119,28 +125,10 @@ def test_the_query_of_either_engine_is_bounded_and_finite(engine, task, data, cl
     params, x, y = drawn(data, made)
     sampling = "fixed" if unit == "a" else "poisson"
     privacy = Gaussian(clip, 1.0, sampling, "record" if unit == "a" else "user")
-    query = released(engine, made, privacy, params, x, y, divisor=2)
+    query = released(engine, made, privacy, params, x, y, 2, CLASSES)
     most = clip * (RECORDS + 1) / 2 if unit == "a" else clip
     assert bool(query.isfinite().all())
     assert length(query) <= most * ALLOWED
-
-
-def released(engine: str, task: Task, privacy: Gaussian, params, x, y, divisor: int) -> Tensor:
-    """H of one batch on either engine's path, the noise being zero."""
-    draws = torch.zeros(task.parameters)
-    if engine == "loop":
-        table = [(torch.zeros(9, DIMENSION), torch.zeros(9, dtype=torch.int64))]
-        data = Federation.from_arrays(table, table, classes=CLASSES)
-        oracle = loop(setting("fedavg", task, privacy, data, user_ratio=1.0))
-        return oracle.noised(oracle.gradients(params, task.prepare(x), y), divisor, draws)
-    column = torch.ones(1, 1)
-    clip = "median" if privacy.clip == "median" else column[0] * float(privacy.clip)
-    scales = Scales(
-        step_size=column, regularisation=column, divisor=column * divisor, steps=1, weight=column,
-        clip=clip, noise=column * privacy.noise, sampling=privacy.sampling, unit=privacy.unit,
-    )  # fmt: skip
-    batch = Batch(task.prepare(x)[None], y[None])
-    return noised_query(task, params[None], batch, scales, draws[None])[0]
 
 
 @each_path
@@ -151,7 +139,7 @@ def test_the_median_clip_survives_every_float(engine, task, data):
     """No guarantee is stated for it, but gradients that are not finite neither count nor spread."""
     made = make(task)
     params, x, y = drawn(data, made)
-    query = released(engine, made, Gaussian("median", 1.0), params, x, y, divisor=2)
+    query = released(engine, made, Gaussian("median", 1.0), params, x, y, 2, CLASSES)
     assert bool(query.isfinite().all())
 
 
@@ -215,9 +203,8 @@ def test_a_huge_record_that_is_classified_beyond_doubt_adds_no_nan(engine, task,
     made = make(task)
     params = torch.randn(made.parameters, generator=torch.Generator().manual_seed(1))
     x = torch.cat([torch.full((1, DIMENSION), size), torch.randn(2, DIMENSION)])
-    query = released(
-        engine, made, Gaussian(1.0, 1.0), params, x, torch.tensor([label, 0, 1]), divisor=3
-    )
+    labels = torch.tensor([label, 0, 1])
+    query = released(engine, made, Gaussian(1.0, 1.0), params, x, labels, 3, CLASSES)
     assert bool(query.isfinite().all()) and 0 < length(query) <= ALLOWED
 
 
@@ -238,14 +225,12 @@ def test_underflow_lets_no_record_through(size, clip):
 
 def test_the_loop_drops_a_gradient_that_is_not_finite_as_a_whole():
     """Its finite numbers may be of any size: they do not pass next to a NaN."""
-    table = [(torch.zeros(9, DIMENSION), torch.zeros(9, dtype=torch.int64))]
-    data = Federation.from_arrays(table, table, classes=CLASSES)
-    oracle = loop(setting("fedavg", "logistic", Gaussian(0.7, 1.0), data, user_ratio=1.0))
+    task, privacy = make("logistic"), Gaussian(0.7, 1.0)
     for wild in (math.nan, math.inf, -math.inf):
         gradients = torch.zeros(2, 12)
         gradients[0], gradients[0, 3] = 1e30, wild
         gradients[1, 0] = 0.5
-        found = oracle.noised(gradients, 1, torch.zeros(12))
+        found = mean_of(gradients, task, privacy, DIMENSION, CLASSES)
         assert torch.equal(found, gradients[1])
 
 
@@ -259,12 +244,11 @@ def test_padding_that_is_not_finite_poisons_nobody(task, clip, wild):
     weight = torch.tensor([[1.0, 1.0, 0.0]])
     params = torch.randn(1, made.parameters)
     asked = torch.tensor([clip]) if isinstance(clip, float) else clip
-    expected = made.clipped_sum(params, Batch(made.prepare(x), y, weight), asked)
+    expected = clipped_sums(made, params, x, y, asked, weight)
     x = x.clone()
     x[0, 2] = wild
-    found = made.clipped_sum(params, Batch(made.prepare(x), y, weight), asked)
-    torch.testing.assert_close(found.total, expected.total)
-    torch.testing.assert_close(found.bound, expected.bound)
+    found = clipped_sums(made, params, x, y, asked, weight)
+    torch.testing.assert_close(found, expected)
 
 
 @each_path
@@ -275,7 +259,7 @@ def test_no_record_decides_whether_an_upload_is_finite(engine, task, size):
     made = make(task)
     signs = torch.randn(made.parameters, generator=torch.Generator().manual_seed(3)).sign()
     x, y = torch.randn(5, DIMENSION), torch.tensor([0, 1, 2, 0, 1])
-    query = released(engine, made, Gaussian(0.7, 1.0), size * signs, x, y, divisor=2)
+    query = released(engine, made, Gaussian(0.7, 1.0), size * signs, x, y, 2, CLASSES)
     assert bool(query.isfinite().all())
     assert length(query) <= 0.7 * 5 / 2 * ALLOWED
 
@@ -287,9 +271,9 @@ def test_no_record_decides_whether_an_upload_is_finite(engine, task, size):
 def test_a_batch_of_no_records_is_a_zero_sum(task):
     """Poisson batches of all users may be empty at once."""
     made = make(task)
-    x, y = made.prepare(torch.zeros(2, 0, DIMENSION)), torch.zeros(2, 0, dtype=torch.int64)
-    found = made.clipped_sum(torch.ones(2, made.parameters), Batch(x, y), torch.ones(2))
-    assert not found.total.any()
+    x, y = torch.zeros(2, 0, DIMENSION), torch.zeros(2, 0, dtype=torch.int64)
+    total, _ = clipped_sums(made, torch.ones(2, made.parameters), x, y, torch.ones(2))
+    assert not total.any()
 
 
 def test_bounds_out_of_float32s_reach_are_refused_or_count_as_zero():
@@ -298,17 +282,16 @@ def test_bounds_out_of_float32s_reach_are_refused_or_count_as_zero():
         with refuses("clip-not-exact: from 1e-20"):
             Gaussian(clip=clip)
     assert Gaussian(clip=math.inf, noise=0.0).clip == math.inf
-    factor, _ = clip_factors(torch.tensor([[1.0, 1e-30]]), None, torch.tensor([1e-25]))
-    assert not factor.any()
+    assert not clip_factor(torch.tensor([[1.0, 1e-30]]), torch.tensor([1e-25])).any()
 
 
 def test_an_infinite_clip_still_sums_to_something_finite():
     """Without noise nothing is guaranteed, but long gradients end at 1e30 and others are whole."""
     left = torch.tensor([[[1.0, 1.0, HUGE]]])
-    part = LayerOuter(left, torch.tensor([[[2.0, HUGE, HUGE]]]))
-    clip_outer([part], None, torch.tensor([math.inf]))
-    assert part.left[0, 0, 0] == 1.0
-    torch.testing.assert_close(part.total(), torch.tensor([[[2e30]]]))
+    right = torch.tensor([[[2.0, HUGE, HUGE]]])
+    total, errors = clipped_products(left, right, torch.tensor([math.inf]))
+    assert errors[0, 0, 0] == 1.0
+    torch.testing.assert_close(total, torch.tensor([[[2e30]]]))
 
 
 @example(columns=3073, value=1.1)
@@ -336,17 +319,12 @@ def test_clipping_without_a_look_bounds_every_record(left, right, clip, bias, we
     bound = torch.tensor([clip], dtype=torch.float32)
     for record in range(3):
         only = slice(record, record + 1)
-        part = LayerOuter(
-            torch.from_numpy(left[..., only].copy()),
-            torch.from_numpy(right[..., only].copy()),
-            bias=bias,
-        )
+        sides = torch.from_numpy(left[..., only].copy()), torch.from_numpy(right[..., only].copy())
         share = None if weight is None else torch.tensor([[weight[record]]])
-        clip_unseen([part], share, bound)
-        length = float(part.total().double().norm())
-        assert length <= float(bound) * ALLOWED
+        total, _ = clipped_products(*sides, bound, bias=bias, weight=share, looks=False)
+        assert length(total) <= float(bound) * ALLOWED
         if share is not None and float(share) == 0.0:
-            assert length == 0.0
+            assert length(total) == 0.0
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -354,11 +332,11 @@ def test_clipping_without_a_look_agrees_with_the_other(bias):
     stream = torch.Generator().manual_seed(1)
     left, right = torch.randn(3, 5, 7, generator=stream), torch.randn(3, 4, 7, generator=stream)
     weight = (torch.rand(3, 7, generator=stream) > 0.3).float()
-    totals = []
-    for clip in (clip_outer, clip_unseen):
-        part = LayerOuter(left.clone(), right.clone(), bias=bias)
-        clip([part], weight, torch.tensor([0.5, 1.0, 100.0]))
-        totals.append(part.total())
+    bounds = torch.tensor([0.5, 1.0, 100.0])
+    totals = [
+        clipped_products(left, right, bounds, bias=bias, weight=weight, looks=looks)[0]
+        for looks in (True, False)
+    ]
     torch.testing.assert_close(totals[0], totals[1])
 
 
@@ -377,9 +355,7 @@ def test_tame_inputs_need_no_rescaling(left, right, clip):
     for record in range(3):
         only = slice(record, record + 1)
         sides = torch.from_numpy(left[..., only].copy()), torch.from_numpy(right[..., only].copy())
-        tame = LayerOuter(sides[0].clone(), sides[1], known[:, only], tame=True)
-        other = LayerOuter(sides[0].clone(), sides[1].clone())
-        clip_unseen([tame], None, bound)
-        clip_unseen([other], None, bound)
-        assert float(tame.total().double().norm()) <= float(bound) * ALLOWED
-        torch.testing.assert_close(tame.total(), other.total(), rtol=1e-5, atol=1e-5 * clip)
+        tame, _ = clipped_products(*sides, bound, looks=False, known=known[:, only])
+        other, _ = clipped_products(*sides, bound, looks=False)
+        assert length(tame) <= float(bound) * ALLOWED
+        torch.testing.assert_close(tame, other, rtol=1e-5, atol=1e-5 * clip)
