@@ -167,8 +167,7 @@ def complete_experiment(incomplete: str) -> list[str]:
     """The paper's experiments, which are files."""
     folder = files("dpscaffold.paper").joinpath("definitions")
     found = sorted(file.name.removesuffix(".toml") for file in folder.iterdir())
-    names = (*found, "school", "rotated-mnist", "all")
-    return [name for name in names if name.startswith(incomplete)]
+    return [name for name in (*found, "all") if name.startswith(incomplete)]
 
 
 def _choices(name: str) -> list[str]:

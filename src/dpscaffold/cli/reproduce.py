@@ -24,15 +24,11 @@ if TYPE_CHECKING:
     from dpscaffold.paper.reproduce import ReproduceRequest
 
 
-#: Experiments on personal models, with data of their own.
-PERSONAL = ("school", "rotated-mnist")
-
-
 def reproduce_command(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="Name of an experiment (see --list), all, school or rotated-mnist.",
+            help="Name of an experiment (see --list), or all.",
             autocompletion=complete_experiment,
         ),
     ] = None,
@@ -64,8 +60,7 @@ def reproduce_command(
         Path | None,
         typer.Option(
             "--data-dir",
-            help="Folder of the datasets. Default: $DPSCAFFOLD_DATA; data for school and "
-            "rotated-mnist.",
+            help="Folder of the datasets. Default: $DPSCAFFOLD_DATA.",
         ),
     ] = None,
     stored: Annotated[
@@ -93,19 +88,8 @@ def reproduce_command(
     from dpscaffold.paper.reproduce import ReproduceRequest
 
     rows, place = tuple(row or ()), out or Path("reproduction")
-    if name in PERSONAL or list_:
-        _refuse_ranks(name or "--list")
-    if name in PERSONAL:
-        other: dict[str, object] = {
-            "--list": list_,
-            "--row": row,
-            "--only-runs": only_runs,
-            "--estimate": estimate,
-        }
-        other |= {"--no-folds": not folds, "--scale": scale != 1.0, "--stored": stored}
-        refuse_given(other, f"which {name} does not have; leave it out")
-        _personal(name, data_dir or Path("data"), place, seeds, device or "cpu", quiet, as_json)
-        return
+    if list_:
+        _refuse_ranks("--list")
     if list_ or not any(experiment(one).reads_files for one in names(name or "all", rows)):
         refuse_given({"--data-dir": data_dir}, "and no file would be read; leave it out")
     request = ReproduceRequest(
@@ -168,26 +152,6 @@ def _refuse_ranks(what: str) -> None:
             f"{launched_ranks()} processes were started for 'dpscaffold reproduce {what}', which "
             f"runs on one; start it without torchrun",
         )
-
-
-def _personal(
-    name: str, data: Path, out: Path, seeds: int | None, device: str, quiet: bool, as_json: bool
-) -> None:
-    """An experiment on personal models, which is not of the paper."""
-    from dpscaffold.checks import whole
-    from dpscaffold.paper.personal import reproduce_personal
-
-    def tell(said: str) -> None:
-        if not quiet and not as_json:
-            typer.echo(said, err=True)
-
-    count = 3 if seeds is None else whole("--seeds", seeds, 1)
-    files = reproduce_personal(name, data, out, count, device, tell)
-    if as_json:
-        said = {"folders": {name: str(out / name)}, "files": {name: files}}
-        typer.echo(json.dumps(said, indent=2))
-    else:
-        typer.echo(f"{name}: {out / name} holds {', '.join(files)}")
 
 
 def _refuse_contradictions(
