@@ -498,7 +498,7 @@ LONG = (
         "reproduce",
         "the list",
         "--list --seeds 1 --scale 0.01",
-        acts="--estimate; --seeds 2; --scale 0.02; --no-folds; --json; without --list",
+        acts="--seeds 2; --scale 0.02; --no-folds; --json; without --list",
         refused="--device auto; --out elsewhere; --row x; --only-runs; -q; --data-dir data; "
         "--stored elsewhere",
         slow=True,
@@ -509,7 +509,7 @@ LONG = (
         'figure1 --row "K = 50" --scale 0.01 --seeds 1',
         acts="--seeds 2; --scale 0.02; --device nowhere; --out elsewhere; --row nowhere; "
         "--only-runs; --json; --no-folds; --stored nowhere",
-        refused="--list; --estimate; --data-dir data",
+        refused="--list; --data-dir data",
         slow=True,
     ),
 )

@@ -19,7 +19,6 @@ from dpscaffold.paper import runner
 from dpscaffold.paper.archive import Archive
 from dpscaffold.paper.cases import Case, scaled
 from dpscaffold.paper.definition import experiment, names
-from dpscaffold.paper.probe import Probe
 from dpscaffold.paper.published import caption, published, table
 from dpscaffold.paper.reproduce import ReproduceRequest, chosen_cases, reproduce
 from dpscaffold.paper.results import Results, average
@@ -27,7 +26,6 @@ from dpscaffold.paper.runner import case_stacks
 from dpscaffold.privacy import PAPER_THIRD_PARTY, describe, largest_rounds
 from dpscaffold.runs.history import HistoryRow
 from dpscaffold.training.events import RoundDone, StackBegun, StopRequested, silence
-from dpscaffold.training.shared_draws import shared_draws
 from dpscaffold.training.stack import Outcome
 
 CPU = torch.device("cpu")
@@ -406,48 +404,21 @@ def test_the_same_noise_runs_on_the_loop(tmp_path, monkeypatch):
     assert one.history != same.history or one.average != same.average
 
 
-@pytest.mark.slow
-def test_the_list_has_every_experiment_and_a_time(monkeypatch):
-    monkeypatch.setattr("dpscaffold.paper.listing.names", lambda: ("table1", "figure1", "figure2"))
-    result = CliRunner().invoke(
-        app, ["reproduce", "--list", "--estimate", "--scale", "0.02"], env={"COLUMNS": "80"}
-    )
+def test_the_whole_list_at_full_size_fits_a_terminal():
+    result = CliRunner().invoke(app, ["reproduce", "--list"], env={"COLUMNS": "80"})
     assert result.exit_code == 0, result.output
-    for name in ("table1", "figure1", "figure2", "user-steps", "time", "350+1750"):
-        assert name in result.output
-    assert "…" not in result.output
-
-
-def test_the_list_times_nothing_unless_asked(monkeypatch):
-    """Timing rounds of every shape takes longer than an answer may."""
-    monkeypatch.setattr("dpscaffold.paper.listing.names", lambda: ("figure1", "clip"))
-    monkeypatch.delattr("dpscaffold.paper.probe.Probe.seconds")
-    result = CliRunner().invoke(app, ["reproduce", "--list", "--json"])
-    assert result.exit_code == 0, result.output
-    rows = json.loads(result.stdout)
-    assert [row["name"] for row in rows] == ["figure1", "clip"]
-    assert all("time" not in row and row["user-steps"].endswith(" M") for row in rows)
-
-
-def test_the_whole_list_at_full_size_fits_a_terminal(monkeypatch):
-    monkeypatch.setattr("dpscaffold.paper.probe.Probe.seconds", lambda self, cases: 35_940.0)
-    result = CliRunner().invoke(app, ["reproduce", "--list", "--estimate"], env={"COLUMNS": "80"})
-    assert result.exit_code == 0, result.output
-    assert (
-        "…" not in result.output and "1050+1750" in result.output and "9 h 59 min" in result.output
-    )
+    assert "…" not in result.output and "1050+1750" in result.output
     assert all(name in result.output for name in names())
     assert max(map(len, result.output.splitlines())) <= 80
 
 
-def test_an_estimate_shares_draws_as_the_runs_do():
-    """Runs of one seed draw once: a probe with a seed of its own for every run would call a sweep
-    far too slow."""
-    [cell, *_] = case_stacks(experiment("clip").cases(2, 0.02), torch.device("cpu"))
-    _, timed = Probe(torch.device("cpu"))._stack(cell)
-    assert [s.plan.seed for s in timed] == [case.settings.plan.seed for case in cell.cases]
-    drawn = shared_draws(timed)
-    assert len({id(one) for one in drawn}) == len({s.plan.seed for s in timed}) < len(timed)
+def test_the_list_as_json_has_the_runs_and_the_work_of_each(monkeypatch):
+    monkeypatch.setattr("dpscaffold.paper.listing.names", lambda: ("figure1", "clip"))
+    result = CliRunner().invoke(app, ["reproduce", "--list", "--json"])
+    assert result.exit_code == 0, result.output
+    rows = json.loads(result.stdout)
+    assert [row["name"] for row in rows] == ["figure1", "clip"]
+    assert all(row["user-steps"].endswith(" M") for row in rows)
 
 
 def test_every_experiment_fits_a_narrow_list():
@@ -463,7 +434,6 @@ def test_every_experiment_fits_a_narrow_list():
         (["table1", "--row", "11", "--scale", "0.01"], "has the rows '10'"),
         (["table1", "--row", "10", "--row", "11", "--scale", "0.01"], "--row is '11'"),
         (["all", "--row", "10"], "a row of one experiment"),
-        (["table1", "--estimate"], "--estimate is given without --list"),
         (["--list", "--row", "10"], "a row of one experiment"),
         (["table1", "--device", "cuda:99"], "device is 'cuda:99'"),
         ([], "no experiment was named"),

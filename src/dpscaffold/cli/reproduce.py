@@ -35,12 +35,6 @@ def reproduce_command(
     list_: Annotated[
         bool, typer.Option("--list", help="List the experiments and their sizes.")
     ] = False,
-    estimate: Annotated[
-        bool,
-        typer.Option(
-            "--estimate", help="With --list: estimate the time on this machine from a few rounds."
-        ),
-    ] = False,
     seeds: Annotated[
         int | None, typer.Option(help="Number of seeds. Default: 3, as in the paper.")
     ] = None,
@@ -83,7 +77,6 @@ def reproduce_command(
     ] = False,
 ) -> None:
     """Reproduce a figure or table of the paper; finished runs are not run again."""
-    from dpscaffold.engines.machine import pick_device
     from dpscaffold.paper.definition import experiment, names
     from dpscaffold.paper.reproduce import ReproduceRequest
 
@@ -95,12 +88,12 @@ def reproduce_command(
     request = ReproduceRequest(
         place, seeds, scale, device or "cpu", folds, rows, only_runs, data_dir, stored
     )
-    _refuse_contradictions(name, list_, estimate, rows, device)
+    _refuse_contradictions(name, list_, rows)
     if list_:
         unread: dict[str, object] = {"--only-runs": only_runs, "--quiet": quiet, "--out": out}
-        unread["--stored"] = stored
+        unread |= {"--stored": stored, "--device": device}
         refuse_given(unread, "which the list does not depend on; leave it out")
-        _list(request, pick_device(request.device), estimate, as_json)
+        _list(request, as_json)
         return
     if name is None:
         raise BadInput(
@@ -154,9 +147,7 @@ def _refuse_ranks(what: str) -> None:
         )
 
 
-def _refuse_contradictions(
-    name: str | None, list_: bool, estimate: bool, rows: tuple[str, ...], device: str | None
-) -> None:
+def _refuse_contradictions(name: str | None, list_: bool, rows: tuple[str, ...]) -> None:
     if rows and (list_ or name == "all"):
         raise BadInput(
             "not-applicable",
@@ -168,21 +159,13 @@ def _refuse_contradictions(
             "conflicting-arguments",
             f"--list is given together with {name!r}; it lists all, give one or the other",
         )
-    if estimate and not list_:
-        raise BadInput(
-            "missing-argument", "--estimate is given without --list, whose times it adds; give both"
-        )
-    if list_ and not estimate:
-        refuse_given({"--device": device}, "which the list does not depend on; leave it out")
 
 
-def _list(request: ReproduceRequest, device: torch.device, estimate: bool, as_json: bool) -> None:
-    from dpscaffold.paper.listing import as_rows, listing
+def _list(request: ReproduceRequest, as_json: bool) -> None:
+    from dpscaffold.paper.listing import as_table, listing
 
-    busy = "timing a few rounds of each shape, about half a minute"
-    with Console(stderr=True).status(busy if estimate else "counting"):
-        shown = listing(request, device, estimate)
-    Console().print_json(data=as_rows(shown)) if as_json else Console().print(shown)
+    rows = listing(request)
+    Console().print_json(data=rows) if as_json else Console().print(as_table(rows))
 
 
 def _reproduce(
