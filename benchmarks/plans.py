@@ -2,8 +2,6 @@
 
     python benchmarks/plans.py --out FOLDER [--device cuda] [--data-dir DATA] [--rows 1 2 3 4]
     python benchmarks/plans.py --out FOLDER --last-look [--data-dir DATA] [--rows 1 2 3 4]
-    python benchmarks/plans.py --out FOLDER --give REPRODUCTION
-    python benchmarks/plans.py --out REPRODUCTION --last-look-of fashion-mnist
     python benchmarks/plans.py --out FOLDER --write docs
 
 For each row of the frontier and each ε towards the server, ``recommend`` makes a plan from public
@@ -16,9 +14,7 @@ step sizes, clips and K that were tried **with the test data in view**.
 Finished parts of FOLDER are kept, so the script goes on where it was stopped, and several may work
 on one FOLDER with other ``--rows`` or ``--epsilons``. ``--last-look`` does the last look alone, for
 the plans of FOLDER/plans.json that were made without it: the looks before it are not repeated, and
-only a plan that changes is trained again. ``--give`` hands the plans of rows 5 and 6 on:
-``dpscaffold reproduce frontier-hog --out REPRODUCTION`` then trains them, and makes no others.
-``--last-look-of`` does so with the plans that the page of an experiment shows, after a last look.
+only a plan that changes is trained again.
 ``--write docs`` runs nothing: it writes
 benchmarks/results/plans.md and plans.json and the table in docs/planning.md from what is finished,
 for which FOLDER/plans.json is enough.
@@ -30,7 +26,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import sys
 import time
 from collections import defaultdict
@@ -45,12 +40,15 @@ import torch
 
 from dpscaffold import recommend
 from dpscaffold.atomic import write_text
+from dpscaffold.checks import floor_share
 from dpscaffold.config import Configuration, load
 from dpscaffold.data.loading import load_federation
+from dpscaffold.data.shapes import shape_of
 from dpscaffold.paper.cases import Case
 from dpscaffold.paper.definition import experiment
-from dpscaffold.paper.whole_plans import LINE, PlanKeys, asked, read_plans, write_plans
-from dpscaffold.planning.recommendation import _candidates
+from dpscaffold.paper.solving import sizes_of
+from dpscaffold.planning.facts import Facts, Limits
+from dpscaffold.planning.recommendation import Goal, Preset, _candidates
 from dpscaffold.planning.stages import TAILS, PlanSearch
 from dpscaffold.planning.trial import Bench, Choice
 from dpscaffold.report.planning import write_plan
@@ -82,11 +80,9 @@ FEATURES = {
     "frontier-hog": "on HOG features",
     "frontier-secure": "with secure sums on HOG features",
 }
-PLAN = re.compile(
-    r"\| (.+?) \| ([\d.]+) \| ([\w-]+), T = (\d+), K = (\d+), C = ([\d.]+), η₀ = ([\d.]+), "
-    r"average of the last ([\d.]+) \|"
-)
 EPSILONS = (0.1, 0.3, 1.0, 3.0)
+#: The line of the stored results on HOG features that holds plans.
+OWN_PLAN = "planned, nothing looked at"
 
 
 @dataclass(frozen=True)
@@ -159,9 +155,26 @@ def frontier_of(row: str) -> str:
 def case_of(row: str, epsilon: float) -> Case:
     """The frontier's case at this place, of which the data, the task, λ, K and δ are used."""
     place = row.removesuffix(SECURE), f"{epsilon:g} poisson"
-    found = experiment(frontier_of(row)).cases(1)
+    found = replace(experiment(frontier_of(row)), chosen={}).cases(1)
     # Its first line is DP-SCAFFOLD or that of secure sums, whose K is the row's own.
     return next(c for c in found if (c.labels["row"], c.labels["column"]) == place)
+
+
+def asked(case: Case) -> tuple[Facts, Goal, Limits, Preset]:
+    """What the planner receives for a case: what is public of it (sizes, shape, γ, ε, the task, λ),
+    and its T, K and participants as the most that one can afford; no record."""
+    data, plan, privacy = case.settings.data, case.settings.plan, case.settings.privacy
+    shape = shape_of(data)
+    assert shape is not None and privacy is not None and isinstance(privacy.epsilon, float)
+    facts = Facts(sizes_of(data), *shape, getattr(data, "similarity", None))
+    limits = Limits(plan.rounds, plan.local_steps, floor_share(plan.user_ratio, facts.users))
+    goal = Goal(privacy.epsilon, "server", privacy.delta, "poisson")
+    preset = Preset(
+        regularisation=plan.regularisation,
+        task=case.settings.task.build(facts),
+        secure=case.settings.sums,
+    )
+    return facts, goal, limits, preset
 
 
 def planned(case: Case, folder: Path, rounds: int, device: str) -> float:
@@ -276,8 +289,8 @@ def setting_of(stored: Trained, case: Case) -> Setting:
     return replace(setting, privacy=privacy, plan=plan)
 
 
-def keys_of(setting: Setting) -> PlanKeys:
-    """The dotted keys of a plan, as ``reproduce`` keeps them."""
+def keys_of(setting: Setting) -> dict[str, str | float]:
+    """The dotted keys of a plan."""
     assert setting.privacy is not None and isinstance(setting.privacy.clip, float)
     names = ("rounds", "local_steps", "user_ratio", "data_ratio", "learning_rate")
     names += ("regularisation", "weighting", "averaging", "tail")
@@ -287,44 +300,6 @@ def keys_of(setting: Setting) -> PlanKeys:
         **{f"plan.{name}": getattr(setting.plan, name) for name in names},
         "privacy.clip": setting.privacy.clip,
     }
-
-
-def give(done: Sequence[Trained], folder: Path) -> None:
-    """The plans of an experiment that has a line of plans, where it looks for them."""
-    plans = {}
-    for one in (one for one in done if frontier_of(one.row) == "frontier-hog"):
-        case = case_of(one.row, one.epsilon)
-        key = one.row, case.labels["column"], case.digest
-        plans[key] = keys_of(setting_of(one, case))
-    write_plans(plans, folder / "frontier-hog")
-    say(f"{folder / 'frontier-hog'} has {len(plans)} plans")
-
-
-def of_page(name: str) -> list[Trained]:
-    """The plans that the page of an experiment shows, without their accuracies."""
-    page = (MEASURED / name / "RESULT.md").read_text(encoding="utf-8")
-    found = []
-    for line in page.partition("## Whole plans")[2].splitlines():
-        if shown_plan := PLAN.match(line):
-            row, epsilon, algorithm, rounds, steps, clip, rate, tail = shown_plan.groups()
-            numbers = int(rounds), int(steps), float(clip), float(rate)
-            plan = Trained(row, float(epsilon), algorithm, *numbers, 0.0, (), 0.0, "")
-            found.append(replace(plan, tail=float(tail)))
-    return found
-
-
-def last_look_of(name: str, folder: Path, device: str) -> None:
-    """The last look at the plans of a page, kept for its experiment as soon as it is done."""
-    plans, cases = read_plans(folder / name), experiment(name).cases(1)
-    for one in of_page(name):
-        place = one.row, f"{one.epsilon:g} poisson"
-        case = next(c for c in cases if (c.labels["row"], c.labels["column"]) == place)
-        if (*place, case.digest) not in plans:
-            found = refined(one, case, device, Progress(f"{one.row}, ε = {one.epsilon:g}"))
-            plans[*place, case.digest] = keys_of(found.setting)
-            write_plans(plans, folder / name)
-            now = f"η₀ = {found.rate:g}, tail {found.setting.plan.tail:g}"
-            say(f"{place}: were η₀ = {one.learning_rate:g}, tail {one.tail:g}, are {now}")
 
 
 def device_name(device: str) -> str:
@@ -361,7 +336,7 @@ def frontier() -> dict[tuple[str, str], Best]:
     for name in FRONTIERS:
         end = SECURE if name == "frontier-secure" else ""
         for line in pyarrow.parquet.read_table(MEASURED / name / "results.parquet").to_pylist():
-            if line["output"].startswith("average") and line["line"] != LINE:
+            if line["output"].startswith("average") and line["line"] != OWN_PLAN:
                 choice = tuple(line.get(key) for key in keys)
                 place = runs[line["row"] + end, line["column"]]
                 place[choice].append(float(line["test_accuracy"] or 0))
@@ -490,18 +465,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=400)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--last-look", action="store_true")
-    parser.add_argument("--last-look-of", metavar="EXPERIMENT")
-    parser.add_argument("--give", type=Path, metavar="REPRODUCTION")
     parser.add_argument("--write", choices=["docs"])
     arguments = parser.parse_args()
-    if arguments.last_look_of:
-        last_look_of(arguments.last_look_of, arguments.out, arguments.device)
-        return
-    if arguments.write or arguments.give:
+    if arguments.write:
         done = finished(arguments.out)
         if not done:
             sys.exit(f"--out is {arguments.out}, which holds no trained plan; run without --write")
-        write_docs(done) if arguments.write else give(done, arguments.give)
+        write_docs(done)
         return
     if arguments.data_dir:
         os.environ["DPSCAFFOLD_DATA"] = str(arguments.data_dir.resolve())

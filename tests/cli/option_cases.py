@@ -499,8 +499,7 @@ LONG = (
         "the list",
         "--list --seeds 1 --scale 0.01",
         acts="--seeds 2; --scale 0.02; --no-folds; --json; without --list",
-        refused="--device auto; --out elsewhere; --row x; --only-runs; -q; --data-dir data; "
-        "--stored elsewhere",
+        refused="--device auto; --out elsewhere; --row x; --only-runs; -q; --data-dir data",
         slow=True,
     ),
     Mode(
@@ -508,7 +507,7 @@ LONG = (
         "an experiment",
         'figure1 --row "K = 50" --scale 0.01 --seeds 1',
         acts="--seeds 2; --scale 0.02; --device nowhere; --out elsewhere; --row nowhere; "
-        "--only-runs; --json; --no-folds; --stored nowhere",
+        "--only-runs; --json; --no-folds",
         refused="--list; --data-dir data",
         slow=True,
     ),

@@ -110,6 +110,33 @@ def test_figures_of_the_same_runs_share_them():
     assert len(shared) == 3 * 6 * 3 * 3  # similarities, algorithms, step sizes, seeds
 
 
+def test_entries_of_a_frontier_run_their_best_choice_alone():
+    for name, entries in (("frontier", 305), ("frontier-hog", 50), ("frontier-secure", 20)):
+        chosen = experiment(name)
+        cases = chosen.cases(1)
+        places = [(c.labels["row"], c.labels["column"], c.labels["line"]) for c in cases]
+        assert len(places) == len(set(places)) == entries
+        assert set(places) == set(chosen.chosen)
+    [case] = [
+        c
+        for c in experiment("frontier-hog").cases(1)
+        if (c.labels["column"], c.labels["line"]) == ("0.1 poisson", "FedProx")
+        and c.labels["row"].startswith("FEMNIST")
+    ]
+    assert case.labels["choice"] == "η₀ = 0.5 (K = 1, C = 0.5, tail = 0.25)"
+    plan, privacy = case.settings.plan, case.settings.privacy
+    assert (plan.rate, plan.local_steps, plan.tail, privacy.clip) == (0.5, 1, 0.25, 0.5)
+
+
+def test_the_data_folder_of_a_request_names_no_other_run(tmp_path, monkeypatch):
+    case = experiment("frontier-hog").cases(1)[0]
+    digest, read = case.digest, []
+    monkeypatch.setattr(runner, "load_federation", read.append)
+    runner.Loader(data_dir=tmp_path).get(case)
+    assert read[0].data_dir == str(tmp_path)
+    assert case.settings.data.data_dir is None and replace(case, labels={}).digest == digest
+
+
 def test_six_algorithms_at_three_levels_and_two_k():
     chosen = experiment("figure1")
     assert [row.label for row in chosen.rows] == ["K = 50", "K = 100"]

@@ -13,13 +13,9 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-import torch
 
-from dpscaffold.paper.definition import experiment
-from dpscaffold.paper.whole_plans import make_plans
 from dpscaffold.planning.trial import Bench, StepSizeTrial
 from dpscaffold.setting import Setting
-from dpscaffold.training.events import silence
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -151,39 +147,3 @@ def test_only_a_plan_that_the_last_look_changes_is_trained_again(
     said = plans._later([found, stored])
     assert said.startswith("1 of these plans") and f"It changed {len(runs)}, " in said
     assert plans._later([stored]) == ""
-
-
-def test_plans_that_are_given_are_trained_and_not_made_again(plans, stored, monkeypatch, tmp_path):
-    def refused(*arguments: object) -> None:
-        raise AssertionError("the plan was made again")
-
-    monkeypatch.setattr(Bench, "run", refused)
-    plans.give([stored, replace(stored, row="MNIST, γ = 0 %")], tmp_path)
-    cases = [
-        case
-        for case in experiment("frontier-hog").cases(3)
-        if (case.labels["row"], case.labels["column"]) == (stored.row, "1 poisson")
-    ]
-    runs = make_plans(cases, tmp_path / "frontier-hog", torch.device("cpu"), silence)
-    assert [run.labels["seed"] for run in runs] == [0, 1, 2]
-    for run in runs:
-        settings = run.settings
-        assert settings.algorithm.name == "scaffold-balanced" and settings.privacy is not None
-        assert (settings.plan.rate, settings.privacy.clip, settings.plan.tail) == (2.0, 0.5, 0.5)
-        assert settings.plan.weighting == "records"
-
-
-def test_the_plans_of_a_page_are_read_from_it(plans):
-    found = plans.of_page("fashion-mnist")
-    page = (ROOT / "docs" / "results" / "fashion-mnist" / "RESULT.md").read_text(encoding="utf-8")
-    assert [(one.row, one.epsilon) for one in found] == [
-        (row, epsilon)
-        for row in ("server sees uploads", "secure sums")
-        for epsilon in plans.EPSILONS
-    ]
-    for one in found:
-        said = (
-            f"| {one.algorithm}, T = {one.rounds}, K = {one.local_steps}, C = {one.clip:g}, "
-            f"η₀ = {one.learning_rate:g}, average of the last {one.tail:g} |"
-        )
-        assert said in page

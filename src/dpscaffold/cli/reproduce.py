@@ -57,13 +57,6 @@ def reproduce_command(
             help="Folder of the datasets. Default: $DPSCAFFOLD_DATA.",
         ),
     ] = None,
-    stored: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder of results from another machine, with one subfolder per experiment. Runs "
-            "in their results.parquet or results.csv are not run again."
-        ),
-    ] = None,
     row: Annotated[
         list[str] | None, typer.Option(help="Only this row of the figure or table.")
     ] = None,
@@ -86,12 +79,12 @@ def reproduce_command(
     if list_ or not any(experiment(one).reads_files for one in names(name or "all", rows)):
         refuse_given({"--data-dir": data_dir}, "and no file would be read; leave it out")
     request = ReproduceRequest(
-        place, seeds, scale, device or "cpu", folds, rows, only_runs, data_dir, stored
+        place, seeds, scale, device or "cpu", folds, rows, only_runs, data_dir
     )
     _refuse_contradictions(name, list_, rows)
     if list_:
         unread: dict[str, object] = {"--only-runs": only_runs, "--quiet": quiet, "--out": out}
-        unread |= {"--stored": stored, "--device": device}
+        unread["--device"] = device
         refuse_given(unread, "which the list does not depend on; leave it out")
         _list(request, as_json)
         return
@@ -114,28 +107,16 @@ def _reproduce_all(
     from dpscaffold.paper.archive import mirrored
     from dpscaffold.training.sweep import agree, sweeping
 
-    shared = replace(request, out=Path(), data_dir=None, stored=None)
+    shared = replace(request, out=Path(), data_dir=None)
     with sweeping(request.device) as sweep:
         names = [one.name for one in chosen]
         agree("configuration", repr((shared, names)))
-        _check_stored(request.stored, names)
         with mirrored(request.out, sweep.leads) as place:
             mine = request if sweep.leads else replace(request, out=place, only_runs=True)
             silent, hushed = as_json or not sweep.leads, quiet or not sweep.leads
             given = (mine, sweep.device, hushed, silent)
             written = {one.name: _reproduce(one, *given) for one in chosen}
         return written if sweep.leads else {}
-
-
-def _check_stored(folder: Path | None, names: list[str]) -> None:
-    """Refuse stored results that differ between ranks or cannot be used, before any experiment
-    begins."""
-    from dpscaffold.paper.stored import StoredRuns, checksum
-    from dpscaffold.training.sweep import agree
-
-    agree("stored results", "" if folder is None else checksum(folder, names))
-    for place in [] if folder is None else [folder / name for name in names]:
-        StoredRuns(place)
 
 
 def _refuse_ranks(what: str) -> None:

@@ -4,7 +4,7 @@ configuration."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,21 +53,17 @@ class FinishedRun:
         return late(self.history, metric, self.rounds, fraction, self.diverged)
 
 
-#: Finds a finished run in results that were made elsewhere.
-Stored = Callable[[Case], FinishedRun | None]
-
-
 class Archive:
     """The finished runs of one reproduction: written to the experiment's own file, read from all
     next to it.
 
     A line cut short by a crash is skipped, so its run is done again and nothing else. Where two
     files hold the same run, the one with more metrics counts: one figure may have asked for the gap
-    to x* and another not. A run that no file holds may be ``stored`` elsewhere; it is not copied.
+    to x* and another not.
     """
 
-    def __init__(self, root: Path, name: str, stored: Stored | None = None) -> None:
-        self.folder, self.stored = root / name, stored
+    def __init__(self, root: Path, name: str) -> None:
+        self.folder = root / name
         self.path = self.folder / FILE
         self.finished: dict[str, FinishedRun] = {}
         for path in sorted(root.glob(f"*/{FILE}")):
@@ -81,8 +77,7 @@ class Archive:
 
     def get(self, case: Case) -> FinishedRun | None:
         """The finished run of a case, or None."""
-        found = self.finished.get(case.digest)
-        return found if found is not None or self.stored is None else self.stored(case)
+        return self.finished.get(case.digest)
 
     def add(self, cases: Iterable[Case], outcomes: Iterable[Outcome], made: dict[str, Any]) -> None:
         """Append the runs of a finished stack."""
@@ -128,7 +123,7 @@ def finished_runs(
 def mirrored(root: Path, leads: bool) -> Iterator[Path]:
     """The folder of a reproduction: for rank 0 its own, for others a temporary copy of what rank 0
     has finished. So all ranks find the same runs, and rank 0 alone leaves anything behind."""
-    finished = [*root.glob(f"*/{FILE}"), *root.glob("planner/planned.json")] if leads else []
+    finished = [*root.glob(f"*/{FILE}")] if leads else []
     texts = {str(p.relative_to(root)): p.read_text(encoding="utf-8") for p in sorted(finished)}
     texts = of_rank_0(texts)
     if leads:

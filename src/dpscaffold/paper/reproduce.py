@@ -15,11 +15,7 @@ from dpscaffold.errors import BadInput
 from dpscaffold.paper.archive import Archive
 from dpscaffold.paper.cases import Case
 from dpscaffold.paper.definition import Experiment
-from dpscaffold.paper.planned import plan_places, planned_cases, read_planned
 from dpscaffold.paper.runner import Loader, run_cases, user_steps
-from dpscaffold.paper.stored import StoredRuns
-from dpscaffold.paper.whole_plans import make_plans
-from dpscaffold.paper.widening import widened
 from dpscaffold.training.events import Listener, Writing, silence
 from dpscaffold.training.optimum import solve
 
@@ -31,8 +27,6 @@ class ReproduceRequest:
     ``seeds`` and ``scale`` make it smaller; ``folds=False`` leaves the cross-validation out,
     ``rows`` limits it to rows of those labels, and ``only_runs`` writes finished runs alone, for a
     machine that cannot draw. ``data_dir`` is the folder of the datasets, if it is not the usual.
-    ``stored`` holds results of other machines, one folder for each experiment: runs that are found
-    in them are not run again.
     """
 
     out: Path
@@ -43,7 +37,6 @@ class ReproduceRequest:
     rows: tuple[str, ...] = ()
     only_runs: bool = False
     data_dir: Path | None = None
-    stored: Path | None = None
 
     def __post_init__(self) -> None:
         if self.seeds is not None:
@@ -68,8 +61,6 @@ class ReproduceRequest:
             parts.append("--no-folds")
         if self.device != "cpu":
             parts.append(f"--device {self.device}")
-        if self.stored is not None:
-            parts.append("--stored RESULTS")
         return " ".join(parts)
 
     def seeds_of(self, experiment: Experiment) -> int:
@@ -110,37 +101,21 @@ def reproduce(
 ) -> list[str]:
     """Run what is missing, then write the experiment's folder; the names of the files in it.
 
-    ``show(name, work)`` gives the listener of progress events. Step sizes are added along the
-    rows' ladders while a best one lies at an end.
+    ``show(name, work)`` gives the listener of progress events.
     """
     cases, folded = chosen_cases(experiment, request)
-    stored = None if request.stored is None else StoredRuns(request.stored / experiment.name)
-    archive = Archive(request.out, experiment.name, stored)
+    archive = Archive(request.out, experiment.name)
     todo = {case.digest: case for case in [*cases, *folded] if case not in archive}
     show = show or (lambda name, work: nullcontext(silence))
     with show(experiment.name, float(sum(map(user_steps, todo.values())))) as tell:
         loader = Loader(data_dir=request.data_dir)
         run = partial(run_cases, archive=archive, device=device, tell=tell, loader=loader)
-        planned = []
-        if experiment.whole_plans:  # made before any run of the experiment, on no data
-            planned = make_plans(cases, archive.folder, device, tell)
-            run(planned)
         run(cases, optimum=experiment.optimum)
-        if experiment.plans:
-            more = planned_cases(cases, plan_places(experiment, cases, request.out, device, tell))
-            run(more, optimum=experiment.optimum)
-            cases += more
-        elif experiment.kind == "frontier":  # what was planned before is shown next to
-            more = planned_cases(cases, read_planned(request.out))
-            cases += [case for case in more if case in archive]
-        while more := widened(experiment, cases, archive):  # a planned best may lie at an end too
-            run(more, optimum=experiment.optimum)
-            cases += more
         run(folded)
         if request.only_runs:
             return [archive.path.name]
         tell(Writing())
-        return write(experiment, request, [*cases, *planned], folded, archive)
+        return write(experiment, request, cases, folded, archive)
 
 
 def write(
@@ -168,7 +143,6 @@ def write(
     made = Provenance(
         request.command(experiment.name), request.scale, _optima(cases, request.scale), request.rows
     )
-    made = replace(made, planned=read_planned(request.out))
     written = write_tidy(results.tidy(), folder)
     written += draw(results, folder, title(experiment, request.scale, request.rows))
     if experiment.name in SOURCES:

@@ -9,11 +9,11 @@ from typing import Any
 
 from dpscaffold.atomic import write_text
 from dpscaffold.paper.archive import FinishedRun
-from dpscaffold.paper.definition import Experiment
+from dpscaffold.paper.definition import Experiment, Place
 from dpscaffold.paper.epsilons import epsilons
 from dpscaffold.paper.frontier_page import frontier_parts
 from dpscaffold.paper.published import caption, published
-from dpscaffold.paper.results import Place, Results, SeedSummary, average, last
+from dpscaffold.paper.results import Results, SeedSummary, average, last
 from dpscaffold.paper.tables import sweep_parts, table_parts
 from dpscaffold.paper.text import TUNING, Provenance, markdown, percent, rate
 from dpscaffold.privacy.showing import round_up
@@ -292,8 +292,7 @@ def _settings(results: Results, made: Provenance) -> list[str]:
 def _machines(finished: dict[str, FinishedRun]) -> list[str]:
     """How many runs each machine made, in what time, and with which versions."""
     groups: dict[tuple[str, str], list[FinishedRun]] = {}
-    stored = [run for run in finished.values() if "stored" in run.made]
-    for run in (run for run in finished.values() if "stored" not in run.made):
+    for run in finished.values():
         names = ("dpscaffold", "python", "torch", "numpy")
         versions = ", ".join(f"{name} {run.made[name]}" for name in names if name in run.made)
         groups.setdefault((str(run.made.get("device")), versions), []).append(run)
@@ -301,26 +300,12 @@ def _machines(finished: dict[str, FinishedRun]) -> list[str]:
         f"- device: {device}, {len(runs)} runs in {duration(sum(run.seconds for run in runs))}; "
         f"versions: {versions}"
         for (device, versions), runs in sorted(groups.items())
-    ] + _stored(stored)
-
-
-def _stored(runs: list[FinishedRun]) -> list[str]:
-    """How many runs came from stored results, and what their page says on who made them."""
-    if not runs:
-        return []
-    said = list(dict.fromkeys(line for run in runs for line in run.made["stored"]))
-    begin = f"- {len(runs)} runs were taken from stored results"
-    if not said:
-        return [f"{begin}, without a RESULT.md that says where they were made"]
-    if len(said) == 1:
-        return [f"{begin}, whose page says: {said[0]}"]
-    return [f"{begin}, whose page says:", *(f"  - {line}" for line in said)]
+    ]
 
 
 def _elsewhere(made: Provenance, finished: dict[str, FinishedRun]) -> str:
     """Says that runs came from another device than the command would use."""
-    here = [run for run in finished.values() if "stored" not in run.made]
-    devices = {str(run.made.get("device")) for run in here}
+    devices = {str(run.made.get("device")) for run in finished.values()}
     if "--device" in made.command or devices <= {"cpu"}:
         return ""
     part = "some of its runs" if "cpu" in devices else "its runs"

@@ -14,10 +14,8 @@ from typing import Any
 from dpscaffold.atomic import atomic_file
 from dpscaffold.paper.archive import Archive, FinishedRun
 from dpscaffold.paper.cases import Case
-from dpscaffold.paper.definition import Experiment
+from dpscaffold.paper.definition import Experiment, Place
 from dpscaffold.runs.history import MetricValues
-
-Place = tuple[str, str, str]
 
 #: The outputs of a run, as the tidy rows name them; see also :func:`averaged`.
 LATE, ITERATE = "last iterates, mean of the last 10 %", "iterate"

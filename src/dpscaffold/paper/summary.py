@@ -8,8 +8,8 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
 from dpscaffold.atomic import atomic_file
+from dpscaffold.paper.definition import experiment
 from dpscaffold.paper.results import read_tidy
-from dpscaffold.paper.whole_plans import LINE
 from dpscaffold.report.drawing import new_figure
 
 if TYPE_CHECKING:
@@ -83,26 +83,27 @@ def _best(means: Means, who: Who, rows: tuple[str, ...], epsilon: float) -> floa
 def _means(rows: Iterable[Mapping[str, Any]]) -> Means:
     """Of every row and ε the best algorithm, as the mean over seeds of its averaged model."""
     seeds: dict[tuple[str, str, str, str], list[float]] = {}
+    lines = {name: {line.label for line in experiment(name).lines} for name in SOURCES}
     for row in rows:
-        shown = str(row["shown"]) == "True" and row["line"] != LINE
+        shown = str(row["shown"]) == "True" and row["line"] in lines[row["experiment"]]
         if shown and row["output"].startswith("average of"):
             place = (row["experiment"], row["row"], row["column"], row["line"])
             seeds.setdefault(place, []).append(float(row["test_accuracy"]))
     found: Means = {}
-    for (experiment, name, column, line), values in seeds.items():
+    for (source, name, column, line), values in seeds.items():
         epsilon, _, sampling = column.partition(" ")
         if sampling == "fixed":
             continue
         at = 0.0 if epsilon == "none" else float(epsilon)
-        for who in _kinds(experiment, line, at):
+        for who in _kinds(source, line, at):
             found[who, name, at] = max(found.get((who, name, at), 0.0), fmean(values))
     return found
 
 
-def _kinds(experiment: str, line: str, epsilon: float) -> list[Who]:
+def _kinds(source: str, line: str, epsilon: float) -> list[Who]:
     """The lines of the figure that an entry belongs to."""
     if not epsilon:
         return ["nobody"]
-    if experiment == "frontier-secure":
+    if source == "frontier-secure":
         return ["sums"]
-    return ["uploads", "paper"] if (experiment, line) == ("frontier", _PAPER) else ["uploads"]
+    return ["uploads", "paper"] if (source, line) == ("frontier", _PAPER) else ["uploads"]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from dpscaffold.paper.definition import Place
 from dpscaffold.paper.published import table
-from dpscaffold.paper.results import Place, Results, SeedSummary, Value, average, last
+from dpscaffold.paper.results import Results, SeedSummary, Value, average, last
 from dpscaffold.paper.text import (
     OUTPUTS,
     TUNING,

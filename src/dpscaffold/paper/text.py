@@ -3,9 +3,9 @@ made with."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from dpscaffold.paper.results import Place, SeedSummary, Value, average, last
+from dpscaffold.paper.results import SeedSummary, Value, average, last
 
 TUNING = (
     "Choosing hyperparameters on private records is outside every privacy guarantee, here as in "
@@ -20,14 +20,12 @@ Objective = tuple[str, float]
 @dataclass(frozen=True)
 class Provenance:
     """What a result was made with: the command as typed, the scale, the test accuracy of each
-    objective's optimum, the rows that were asked for where not all were, and the step sizes that
-    surrogates chose."""
+    objective's optimum, and the rows that were asked for where not all were."""
 
     command: str
     scale: float
     optima: dict[Objective, float]
     rows: tuple[str, ...] = ()
-    planned: dict[Place, float] = field(default_factory=dict)
 
 
 def markdown(header: list[str], rows: list[list[str]]) -> str:
