@@ -48,12 +48,12 @@ def test_provision_and_reproduce_answer_in_json(command, tmp_path: Path, monkeyp
         assert set(json.loads(out)["invitations"]) == {"north", "south"}
     else:  # the file's form is tested elsewhere
         assert code == 2 and err.count("error:") == 1
-    monkeypatch.setattr(paper, "reproduce", lambda *a, **k: ["results.csv"])
+    monkeypatch.setattr(paper, "reproduce", lambda *a, **k: ["results.parquet"])
     code, out, err = command("reproduce", "table1", "--out", "there", "--json")
     assert code == 0, err
     assert json.loads(out) == {
         "folders": {"table1": "there/table1"},
-        "files": {"table1": ["results.csv"]},
+        "files": {"table1": ["results.parquet"]},
     }
 
 

@@ -3,7 +3,6 @@ scale."""
 
 from __future__ import annotations
 
-import csv
 import json
 from dataclasses import replace
 
@@ -21,7 +20,7 @@ from dpscaffold.paper.cases import Case, scaled
 from dpscaffold.paper.definition import experiment, names
 from dpscaffold.paper.published import caption, published, table
 from dpscaffold.paper.reproduce import ReproduceRequest, chosen_cases, reproduce
-from dpscaffold.paper.results import Results, average
+from dpscaffold.paper.results import Results, average, read_tidy
 from dpscaffold.paper.runner import case_stacks
 from dpscaffold.privacy import PAPER_THIRD_PARTY, describe, largest_rounds
 from dpscaffold.runs.history import HistoryRow
@@ -169,7 +168,6 @@ def test_a_tiny_table_end_to_end(tmp_path):
     files = {path.name for path in folder.iterdir()}
     assert files == {
         "runs.jsonl",
-        "results.csv",
         "results.parquet",
         "figure.png",
         "figure.svg",
@@ -193,10 +191,9 @@ def test_a_tiny_table_end_to_end(tmp_path):
         "seeds: 0",
     ):
         assert expected in text, expected
-    with (folder / "results.csv").open() as stream:
-        rows = list(csv.DictReader(stream))
-    assert {row["local_steps"] for row in rows} == {"1", "5", "10", "20", "40"}
-    assert {row["fold"] for row in rows} == {"", "0", "1", "2", "3", "4"}
+    rows = read_tidy(folder)
+    assert {row["local_steps"] for row in rows} == {1, 5, 10, 20, 40}
+    assert {row["fold"] for row in rows} == {None, 0, 1, 2, 3, 4}
 
 
 def test_of_two_copies_of_a_run_the_one_with_more_metrics_counts(tmp_path):
@@ -260,7 +257,7 @@ def drawn_with_its_gap_to_the_optimum(folder):
     """The figure of runs that are finished."""
     request = ReproduceRequest(folder, scale=TINY, rows=("K = 50",))
     files = reproduce(experiment("figure1"), request, CPU)
-    assert files == ["results.csv", "results.parquet", "figure.png", "figure.svg", "RESULT.md"]
+    assert files == ["results.parquet", "figure.png", "figure.svg", "RESULT.md"]
     text = (folder / "figure1" / "RESULT.md").read_text()
     for expected in (
         "DP-SCAFFOLD-warm",
@@ -386,10 +383,9 @@ def test_a_tiny_sweep_shows_every_choice(tmp_path):
     result = invoke("clip", "--scale", TINY, "--row", "λ = 5e-3", "--out", tmp_path, "--quiet")
     assert result.exit_code == 0, result.output
     text = (tmp_path / "clip" / "RESULT.md").read_text()
-    with (tmp_path / "clip" / "results.csv").open() as stream:
-        rows = [
-            row for row in csv.DictReader(stream) if row["output"] == "average of the last half"
-        ]
+    rows = [
+        row for row in read_tidy(tmp_path / "clip") if row["output"] == "average of the last half"
+    ]
     assert len(rows) == 2 * 6 * 7  # K, C, η₀
     best = max(
         (row for row in rows if row["column"] == "K = 20"),
@@ -401,16 +397,6 @@ def test_a_tiny_sweep_shows_every_choice(tmp_path):
     assert f"average {percent:.2f} (C = {clip:g}, η₀ = {rate:g})" in panel
     assert f"**{percent:.1f}**" in panel
     assert "x* of this objective" in panel
-
-
-@pytest.mark.slow
-def test_results_without_pyarrow_are_csv_alone(tmp_path, monkeypatch):
-    import sys
-
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    request = ReproduceRequest(tmp_path, scale=TINY, rows=("10",), folds=False)
-    files = reproduce(experiment("table2"), request, CPU)
-    assert "results.csv" in files and "results.parquet" not in files
 
 
 def test_the_same_noise_runs_on_the_loop(tmp_path, monkeypatch):

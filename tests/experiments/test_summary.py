@@ -1,9 +1,8 @@
 """The figure of the three frontiers: which entries it takes, and when it is drawn."""
 
-import csv
-
 import pytest
 
+from dpscaffold.paper.results import write_tidy
 from dpscaffold.paper.summary import FILE, SOURCES, _means, draw_summary
 
 
@@ -41,15 +40,12 @@ def test_it_is_drawn_once_all_three_are_finished(tmp_path) -> None:
     for name in SOURCES:
         assert draw_summary(tmp_path) == []
         (tmp_path / name).mkdir()
-        with (tmp_path / name / "results.csv").open("w", newline="", encoding="utf-8") as stream:
-            writer = csv.DictWriter(stream, list(ENTRIES[0]))
-            writer.writeheader()
-            rows = [
-                one | {"row": row}
-                for one in ENTRIES
-                if one["experiment"] == name
-                for row in (ROW, "FEMNIST, γ = 0 %", "synthetic (5, 5), λ = 0")
-            ]
-            writer.writerows(rows)
+        rows = [
+            one | {"row": row}
+            for one in ENTRIES
+            if one["experiment"] == name
+            for row in (ROW, "FEMNIST, γ = 0 %", "synthetic (5, 5), λ = 0")
+        ]
+        write_tidy(rows, tmp_path / name)
     assert draw_summary(tmp_path) == [FILE]
     assert (tmp_path / SOURCES[0] / FILE).read_bytes().startswith(b"\x89PNG")

@@ -291,7 +291,7 @@ def slow() -> list[tuple[Work, int]]:
     shown = ["demo", "--out", "demo", "--rounds", "2", "--quiet"]
     compared = ("demo/comparison.png", *(f"demo/{name}/summary.json" for name in DEMO_RUNS))
     planned = ("planned/plan.toml", "planned/plan.json", "planned/plan.png")
-    paper = ("figure.png", "results.csv", "results.parquet", "RESULT.md")
+    paper = ("figure.png", "results.parquet", "RESULT.md")
     return [
         (Work("demo", shown, exists(*compared), outputs=compared), 1),
         (Work("plan", PLANNED, same_text("planned/plan.toml"), outputs=planned), 1),

@@ -143,7 +143,7 @@ def write(
     made = Provenance(
         request.command(experiment.name), request.scale, _optima(cases, request.scale), request.rows
     )
-    written = write_tidy(results.tidy(), folder)
+    written = [write_tidy(results.tidy(), folder)]
     written += draw(results, folder, title(experiment, request.scale, request.rows))
     if experiment.name in SOURCES:
         written += draw_summary(request.out)

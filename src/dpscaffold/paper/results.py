@@ -3,7 +3,6 @@ one."""
 
 from __future__ import annotations
 
-import csv
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -11,11 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+from pyarrow import parquet
+
 from dpscaffold.atomic import atomic_file
 from dpscaffold.paper.archive import Archive, FinishedRun
 from dpscaffold.paper.cases import Case
 from dpscaffold.paper.definition import Experiment, Place
 from dpscaffold.runs.history import MetricValues
+
+#: The file of the tidy rows.
+TIDY = "results.parquet"
 
 #: The outputs of a run, as the tidy rows name them; see also :func:`averaged`.
 LATE, ITERATE = "last iterates, mean of the last 10 %", "iterate"
@@ -226,13 +231,13 @@ def _tidy(name: str, run: CaseResult, shown: bool) -> list[dict[str, Any]]:
         "line": labels["line"],
         "shown": shown,
         "seed": labels["seed"],
-        "fold": "" if run.case.fold is None else run.case.fold[0],
+        "fold": run.case.fold and run.case.fold[0],
         "learning_rate": settings.plan.learning_rate,
         "regularisation": settings.plan.regularisation,
         "rounds": finished.rounds,
         "local_steps": settings.plan.local_steps,
         "noise": finished.made.get("noise"),
-        "clip": settings.privacy.clip if settings.privacy else None,
+        "clip": str(settings.privacy.clip) if settings.privacy else None,
         "tail": settings.plan.tail,
         "diverged": finished.diverged,
     }
@@ -254,47 +259,14 @@ def _tidy(name: str, run: CaseResult, shown: bool) -> list[dict[str, Any]]:
     return rows
 
 
-def write_tidy(rows: Sequence[dict[str, Any]], folder: Path) -> list[str]:
-    """``results.csv`` and, where pyarrow is installed, ``results.parquet``; the names that were
-    written."""
-    written = ["results.csv"]
-    with (
-        atomic_file(folder / "results.csv") as partial,
-        partial.open("w", newline="", encoding="utf-8") as stream,
-    ):
-        writer = csv.DictWriter(stream, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-    try:
-        import pyarrow as pa
-        from pyarrow import parquet
-    except ImportError:
-        return written
-    columns = {key: [_typed(row[key]) for row in rows] for key in rows[0]}
-    columns["clip"] = [None if v is None else str(v) for v in columns["clip"]]
-    with atomic_file(folder / "results.parquet") as partial:
-        parquet.write_table(pa.table(columns), partial)
-    return [*written, "results.parquet"]
+def write_tidy(rows: Sequence[dict[str, Any]], folder: Path) -> str:
+    """Write the rows to ``results.parquet``; the name of the file."""
+    with atomic_file(folder / TIDY) as partial:
+        parquet.write_table(pa.Table.from_pylist(list(rows)), partial)
+    return TIDY
 
 
-def read_tidy(folder: Path) -> list[dict[str, object]]:
-    """The tidy rows that were written; empty while there are none. Numbers of a CSV are text."""
-    path = tidy_file(folder)
-    if path is None:
-        return []
-    if path.suffix == ".csv":
-        with path.open(newline="", encoding="utf-8") as stream:
-            return list(csv.DictReader(stream))
-    from pyarrow import parquet
-
-    return list(parquet.read_table(path).to_pylist())
-
-
-def tidy_file(folder: Path) -> Path | None:
-    """The file of a folder that its tidy rows are read from."""
-    found = (folder / name for name in ("results.csv", "results.parquet"))
-    return next((path for path in found if path.is_file()), None)
-
-
-def _typed(value: Any) -> Any:
-    return None if value == "" else value
+def read_tidy(folder: Path) -> list[dict[str, Any]]:
+    """The tidy rows that were written; empty while there are none."""
+    path = folder / TIDY
+    return list(parquet.read_table(path).to_pylist()) if path.is_file() else []
