@@ -16,7 +16,7 @@ from dpscaffold.cli import app
 from dpscaffold.paper import reproduce as reproducing
 from dpscaffold.paper import runner
 from dpscaffold.paper.archive import Archive
-from dpscaffold.paper.cases import Case, scaled
+from dpscaffold.paper.cases import scaled
 from dpscaffold.paper.definition import experiment, names
 from dpscaffold.paper.published import caption, published, table
 from dpscaffold.paper.reproduce import ReproduceRequest, chosen_cases, reproduce
@@ -24,7 +24,7 @@ from dpscaffold.paper.results import Results, average, read_tidy
 from dpscaffold.paper.runner import case_stacks
 from dpscaffold.privacy import PAPER_THIRD_PARTY, describe, largest_rounds
 from dpscaffold.runs.history import HistoryRow
-from dpscaffold.training.events import RoundDone, StackBegun, StopRequested, silence
+from dpscaffold.training.events import RoundDone, StackBegun, StopRequested
 from dpscaffold.training.stack import Outcome
 
 CPU = torch.device("cpu")
@@ -397,24 +397,6 @@ def test_a_tiny_sweep_shows_every_choice(tmp_path):
     assert f"average {percent:.2f} (C = {clip:g}, η₀ = {rate:g})" in panel
     assert f"**{percent:.1f}**" in panel
     assert "x* of this objective" in panel
-
-
-def test_the_same_noise_runs_on_the_loop(tmp_path, monkeypatch):
-    small = Case(
-        {"row": "", "column": "", "level": "", "line": "", "choice": "", "seed": 0},
-        {
-            "data": {"users": 4, "records": 20},
-            "plan": {"rounds": 2, "local_steps": 2, "user_ratio": 0.5},
-            "privacy": {"noise": 1.0},
-        },
-    )
-    archive = Archive(tmp_path, "shared-noise")
-    both = [small.with_set({"engine": engine}) for engine in ("loop", "loop-same-noise")]
-    runner.run_cases([*both, small], archive, CPU, silence)
-    assert len({case.digest for case in [*both, small]}) == 3
-    one, same, stacked = (archive.get(case) for case in [*both, small])
-    assert one.history[-1]["test_accuracy"] == pytest.approx(stacked.history[-1]["test_accuracy"])
-    assert one.history != same.history or one.average != same.average
 
 
 def test_the_whole_list_at_full_size_fits_a_terminal():

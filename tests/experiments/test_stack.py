@@ -12,7 +12,7 @@ from dpscaffold.randomness.streams import Randomness
 from dpscaffold.runs.history import HistoryRow
 from dpscaffold.training import stack as stacks
 from dpscaffold.training.evaluator import Evaluator, evaluate_all, late
-from dpscaffold.training.shared_draws import SameForEveryUser, shared_draws
+from dpscaffold.training.shared_draws import shared_draws
 from dpscaffold.training.stack import Schedule, evaluators_of, split
 
 CPU = torch.device("cpu")
@@ -107,16 +107,6 @@ def test_secret_runs_share_nothing():
     runs = [setting(privacy=Gaussian(1.0, 1.0, secret=True), seed=0) for _ in range(2)]
     drawn = shared_draws(runs)
     assert drawn[0] is not drawn[1]
-
-
-def test_the_same_noise_for_every_user_is_the_first_users():
-    same, own = SameForEveryUser(2), Randomness(2)
-    for user in (0, 5):
-        assert (
-            same.normals(1, user).standard_normal(5) == own.normals(1, 0).standard_normal(5)
-        ).all()
-        drawn = same.batches(1, user, 30, 5, 2, "fixed").index
-        assert (drawn == own.batches(1, 0, 30, 5, 2, "fixed").index).all()
 
 
 @pytest.mark.parametrize("task", ["logistic", "mlp", "module"])

@@ -39,9 +39,6 @@ class Case:
     fold: tuple[int, int] | None = (
         None  # (fold, folds) of a cross-validation, None for the real split
     )
-    engine: str = (
-        "simulator"  # or "loop", or "loop-same-noise": every user draws the noise of the first
-    )
 
     @cached_property
     def settings(self) -> Configuration:
@@ -62,8 +59,6 @@ class Case:
             "fold": self.fold,
             "version": VERSION,
         }
-        if self.engine != "simulator":
-            content["engine"] = self.engine
         return hashlib.blake2b(
             json.dumps(content, sort_keys=True).encode(), digest_size=12
         ).hexdigest()
@@ -81,14 +76,10 @@ class Case:
 
     def with_set(self, changes: Mapping[str, Any]) -> Case:
         """The case with dotted keys set, e.g. ``{"plan.rounds": 5}``; ``{"privacy": False}`` drops
-        a table, and ``engine`` chooses where it runs."""
+        a table."""
         tables = {name: dict(table) for name, table in self.tables.items()}
         for key, value in changes.items():
             table, _, name = key.partition(".")
-            if key == "engine":
-                return replace(self, engine=str(value)).with_set(
-                    {k: v for k, v in changes.items() if k != key}
-                )
             if not name:
                 tables.pop(table, None)
                 continue

@@ -48,7 +48,6 @@ ORDER = (
     "frontier-secure",
     "frontier-hog",
     "warm-start",
-    "shared-noise",
     "clip",
     "table1-balanced",
 )

@@ -170,12 +170,7 @@ def _epsilons_by_plan(results: Results) -> dict[str, dict[str, float | None]]:
         settings = case.settings
         if settings.privacy is None:
             continue
-        # Users who share their noise let anyone subtract it: no bound applies.
-        found = (
-            dict.fromkeys(epsilons(settings))
-            if case.engine == "loop-same-noise"
-            else epsilons(settings)
-        )
+        found = epsilons(settings)
         plan = (
             f"σ_g = {settings.privacy.noise:g}, K = {settings.plan.local_steps}, T = "
             f"{settings.plan.rounds}"
@@ -204,11 +199,6 @@ def _privacy(results: Results) -> list[str]:
         f"sees every upload. The column *as published* is the paper's number, for comparison only: "
         f"it does not hold for every loss."
     )
-    if any(run.case.engine == "loop-same-noise" for run in results.runs):
-        note += (
-            "\n\nUsers who all add the **same noise have no guarantee** against the server: the "
-            "difference of two uploads contains no noise."
-        )
     return [
         "## Privacy: ε by view and bound",
         note + _outside(results),

@@ -16,7 +16,6 @@ from dpscaffold.data.loading import load_federation
 from dpscaffold.federation import Federation
 from dpscaffold.paper.archive import Archive, FinishedRun, finished_runs
 from dpscaffold.paper.cases import Case
-from dpscaffold.paper.looped import train_loop
 from dpscaffold.paper.solving import solved_noise
 from dpscaffold.runs.written import versions
 from dpscaffold.setting import Setting
@@ -108,9 +107,7 @@ def _structure(case: Case) -> tuple[str, int]:
         vars(case.schedule),
         case.fold is None,
     ]
-    alone = case.engine != "simulator"
-    rows = ROWS["cuda"] if alone else floor_share(s.plan.user_ratio, users)
-    return json.dumps([case.engine, *shared], default=str), rows
+    return json.dumps(shared, default=str), floor_share(s.plan.user_ratio, users)
 
 
 @dataclass
@@ -166,12 +163,7 @@ def run_cases(
         data = [loader.get(case) for case in stack.cases]
         settings = [_setting(*one) for one in zip(stack.cases, data, strict=True)]
         optima = _optima(settings, data) if optimum else {}
-        first = stack.cases[0]
-        if first.engine == "simulator":
-            outcomes = train_stack(settings, data, first.schedule, device, tell, optima)
-        else:
-            given = (first.engine, first.schedule, device, tell)
-            outcomes = [train_loop(settings[0], data[0], *given)]
+        outcomes = train_stack(settings, data, stack.cases[0].schedule, device, tell, optima)
         return finished_runs(stack.cases, outcomes, made), time.perf_counter() - started
 
     names = [f"stack {number} ({one.title})" for number, one in enumerate(stacks, 1)]

@@ -1,11 +1,10 @@
-"""Who shares draws: runs of one seed in a sweep, and (in one experiment) all users of a run."""
+"""Who shares draws: runs of one seed in a stack."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from dpscaffold.randomness.streams import Batches, Randomness, Stream
+from dpscaffold.randomness.streams import Randomness
 from dpscaffold.setting import Setting
 
 
@@ -25,24 +24,3 @@ def shared_draws(settings: Sequence[Setting]) -> list[Randomness]:
     own = [setting.randomness() for setting in settings]
     first: dict[int, Randomness] = {}
     return [one if one.secret else first.setdefault(one.seed, one) for one in own]
-
-
-class SameForEveryUser(Randomness):
-    """All users draw the batches and the noise of user 0, as the paper's published code does.
-
-    Only for the experiment that shows what this does to accuracy: the noise of the participants
-    then adds up instead of averaging out, and the server could subtract one user's upload from
-    another's.
-
-    >>> same = SameForEveryUser(0)
-    >>> bool((same.normals(1, 3).standard_normal(4) == same.normals(1, 8).standard_normal(4)).all())
-    True
-    """
-
-    def batches(self, round: int, user: int, *arguments: Any, **more: Any) -> Batches:
-        """User 0's batches."""
-        return super().batches(round, 0, *arguments, **more)
-
-    def normals(self, round: int, user: int) -> Stream:
-        """User 0's noise."""
-        return super().normals(round, 0)
