@@ -24,7 +24,6 @@ import dpscaffold.engines.ranks as engine
 from dpscaffold import cli
 from dpscaffold.models.noised import released
 from dpscaffold.models.personal import JOINING, stored_models
-from dpscaffold.paper import runner
 from dpscaffold.training import distributed
 from dpscaffold.training.noised import STATEMENT
 
@@ -32,10 +31,8 @@ SMALL = "[data]\nusers = 4\nrecords = 20\n[plan]\nrounds = 2\nlocal_steps = 2\nu
 PRIVATE = "[privacy]\nnoise = 5.0\n"
 FINE_TUNED = SMALL + PRIVATE + '[personal]\nkind = "fine-tune"\nnoised = true\nepsilon = 1.0\n'
 REGULARISED = SMALL + PRIVATE + '[personal]\nkind = "mean-regularised"\nstrength = 0.5\n'
-PLAN = "plan --users 4 --records 20 --features 3 --classes 2 --epsilon 8 --rounds 2 --local-steps 1"
 FILES = {
     "run.toml": SMALL,
-    "tune.toml": SMALL + "[tune.grid]\n'plan.learning_rate' = [0.1, 0.5]\n",
     "fine.toml": FINE_TUNED,
     "regularised.toml": REGULARISED,
 }
@@ -46,19 +43,10 @@ REFUSED = {
     "configuration": ("train run.toml", "--set plan.rounds=3", "configuration of rank 0"),
     "data": ("train run.toml", "--set data.seed=1", "data of rank 0"),
     "version": ("train run.toml", "", "dpscaffold of rank 0 (1.0 and 1.1)"),
-    "version, seeds": ("train run.toml --seeds 2", "", "dpscaffold of rank 0 (1.0 and 1.1)"),
-    "version, plan": (PLAN, "", "dpscaffold of rank 0 (1.0 and 1.1)"),
     "backend": ("train run.toml --device cuda", "", "backend nccl for device 'cuda'"),
-    "backend, tune": ("tune tune.toml --device cuda", "", "backend nccl for device 'cuda'"),
     "backend, one rank": ("train run.toml", "--device cuda", "rank 1 on"),
-    "seeds": ("train run.toml --seeds 2", "--set data.seed=1", "configuration of rank 0"),
-    "plan": (PLAN, "--participants 2", "configuration of rank 0"),
-    "plan, one rank": (PLAN, "--config none.toml", "rank 1 on"),
-    "tune": ("tune tune.toml", "--set tune.folds=3", "configuration of rank 0"),
-    "tune, one rank": ("tune tune.toml", "--set tune.folds=0", "rank 1 on"),
-    "private": ("tune tune.toml --set tune.private=true", "", "torchrun"),
-    "reproduce": ("reproduce figure1 --scale 0.01", "--seeds 2", "configuration of rank 0"),
     "usage": ("train run.toml --rounds 2", "", "plan.rounds=2"),
+    "seeds": ("train run.toml --seeds 2", "", "leave --seeds out"),
     "other command": ("audit runs/x", "", "start it without torchrun"),
 }
 
@@ -113,7 +101,6 @@ def succeeds(rank: int, folder: Path) -> list[tuple[Any, str, str]]:
 WORKING = [
     "train fine.toml --out several/fine",
     "train regularised.toml --out several/regularised",
-    f"{PLAN} --out several/plan",
 ]
 
 
@@ -215,54 +202,19 @@ def test_rank_0_alone_makes_noised_personal_models(answers, folder):
     assert mine == theirs
 
 
-def test_ranks_plan_as_one_process_does(answers, folder):
-    one = one_process(folder, "plan", PLAN)
-    for name in ("plan.toml", "plan.json"):
-        assert (one / name).read_text() == (folder / "several" / "plan" / name).read_text()
-
-
-@pytest.mark.parametrize(("rank", "words"), [(0, "train"), (1, PLAN)], ids=["train", "plan"])
-def test_ranks_that_do_not_meet_are_refused(rank, words, tmp_path, monkeypatch):
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ranks_that_do_not_meet_are_refused(rank, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with held_port() as port:
         for name, value in environment(rank, 2, port).items():
             monkeypatch.setenv(name, value)
         monkeypatch.setenv("LOCAL_RANK", "0")  # each is the first of its machine
         monkeypatch.setenv("DPSCAFFOLD_RANK_TIMEOUT", "1")
-        code, out, errors = said(words.split())
+        code, out, errors = said(["train"])
     assert code == 2 and not out
     assert errors.startswith(f"error: rank {rank} of 2 did not meet the others at 127.0.0.1:")
     assert errors.count("\n") == 1
     assert not list(tmp_path.iterdir())
-
-
-def fails_once(rank: int, folder: Path) -> tuple[Any, str, str]:
-    """An experiment of which rank 1 fails at the first of its runs."""
-    os.chdir(folder)
-    real, calls = runner.train_stack, []
-
-    def unlucky(*given: Any) -> Any:
-        calls.append(rank)
-        if rank == 1 and len(calls) == 1:
-            raise MemoryError("no room")
-        return real(*given)
-
-    with patch.object(runner, "train_stack", unlucky):
-        return said([*REPRODUCE, "--out", "several"])
-
-
-REPRODUCE = ["reproduce", "figure1", "--scale", "0.01", "--seeds", "1", "-q", "--row", "K = 50"]
-
-
-@pytest.mark.slow
-def test_ranks_reproduce_as_one_process_does(tmp_path):
-    (first, second), *_ = [values(one) for one in on_ranks(2, tmp_path, (fails_once, tmp_path))]
-    assert (first[0], second[0], second[1:]) == (0, 0, ("", ""))
-    assert re.search(r"stack 2 \(.*\) failed on rank 1 \(no room\); again on 0", first[2])
-    code, _, errors = said([*REPRODUCE, "--out", str(tmp_path / "one")])
-    assert code == 0, errors
-    one, several = (tmp_path / part / "figure1" / "results.csv" for part in ("one", "several"))
-    assert one.read_text() == several.read_text()
 
 
 #: A command that waits for the other rank, however busy the machine is; rank 1 begins late.
@@ -284,7 +236,7 @@ def test_torchrun_shows_exit_2_of_every_rank(folder, tmp_path):
     for words, sentence in (
         ("train run.toml --set data.users=1", "2 ranks were started for 1 users"),
         ("train run.toml --rounds 2", "plan.rounds=2"),
-        ("tune tune.toml --device cuda:77", "cuda:77"),
+        ("train run.toml --device cuda:77", "cuda:77"),
     ):
         command = [*launcher, *words.split(), "--out", str(tmp_path / "run")]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True)

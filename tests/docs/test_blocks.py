@@ -33,10 +33,6 @@ NOT_RUN = [
         "docs/howto/machines.md",
         "starts several processes; tests/engines/test_ranks.py runs them",
     ),
-    (
-        "docs/howto/machines.md",
-        "starts several processes; tests/training/test_sweep.py runs them",
-    ),
     ("docs/howto/machines.md", "needs a process group; tests/rank_cases.py calls it so"),
     *[("docs/operations.md", "needs a federation; tests/deploy/test_approval.py runs the commands")]
     * 2,

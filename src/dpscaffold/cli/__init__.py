@@ -50,8 +50,8 @@ COMMANDS = {
     "sums": "app",
 }
 
-#: The commands that several processes can share.
-ON_RANKS = ("train", "tune", "plan", "reproduce")
+#: The command that several processes can share.
+ON_RANKS = "train"
 
 #: What ``dpscaffold --help`` says of each, in one line of 80 columns.
 SUMMARIES = {
@@ -163,7 +163,7 @@ def dpscaffold(
 
     Start with `dpscaffold demo`, or with `dpscaffold init FOLDER` for your own files.
     """
-    if launched_ranks() > 1 and ctx.invoked_subcommand not in ON_RANKS:
+    if launched_ranks() > 1 and ctx.invoked_subcommand != ON_RANKS:
         raise BadInput(
             "not-applicable",
             f"{launched_ranks()} processes were started for 'dpscaffold {ctx.invoked_subcommand}', "

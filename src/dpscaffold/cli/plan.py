@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from dpscaffold.planning.recommendation import Goal, Preset, Recommendation
     from dpscaffold.privacy.mechanism import Sampling, Unit
     from dpscaffold.setting.budget import View
-    from dpscaffold.training.sweep import Sweep
 
 
 def plan_command(
@@ -98,31 +97,26 @@ def plan_command(
 
     from dpscaffold.report import planning
     from dpscaffold.runs.written import plain
-    from dpscaffold.training.sweep import sweeping
 
-    with sweeping(device) as sweep:
-        if sweep.leads:
-            refuse_unwritable(out)
-        _refuse_own_output(config, out)
-        asked = _asked(
-            config,
-            {
-                "users": users,
-                "records": None if records is None else _sizes(records),
-                "features": features,
-                "classes": classes,
-                "similarity": _number_or(similarity, "--similarity", "unknown"),
-                "row_norm": _number_or(row_norm, "--row-norm", "none"),
-                "image_shape": None if image_shape is None else _shape(image_shape),
-                "secure_sums": secure_sums or None,
-            },
-            (epsilon, view, delta, sampling, unit),
-            (rounds, local_steps, cohort_size),
-        )
-        console = Console(highlight=False, soft_wrap=True)
-        found = _recommended(asked, sweep, as_json or quiet, console)
-        if not sweep.leads:
-            return
+    refuse_unwritable(out)
+    _refuse_own_output(config, out)
+    asked = _asked(
+        config,
+        {
+            "users": users,
+            "records": None if records is None else _sizes(records),
+            "features": features,
+            "classes": classes,
+            "similarity": _number_or(similarity, "--similarity", "unknown"),
+            "row_norm": _number_or(row_norm, "--row-norm", "none"),
+            "image_shape": None if image_shape is None else _shape(image_shape),
+            "secure_sums": secure_sums or None,
+        },
+        (epsilon, view, delta, sampling, unit),
+        (rounds, local_steps, cohort_size),
+    )
+    console = Console(highlight=False, soft_wrap=True)
+    found = _recommended(asked, device, as_json or quiet, console)
     files = planning.write_plan(found, out, asked.tables)
     if as_json:
         typer.echo(json.dumps(plain(planning.as_json(found)), indent=2, ensure_ascii=False))
@@ -178,24 +172,20 @@ def _asked(
 
 
 def _recommended(
-    asked: _PlanRequest, sweep: Sweep, silent: bool, console: Console
+    asked: _PlanRequest, device: str, silent: bool, console: Console
 ) -> Recommendation:
-    """The plan, once all ranks are known to plan for the same."""
-    from dpscaffold.engines.machine import stop_signals
+    """The plan."""
+    from dpscaffold.engines.machine import pick_device, stop_signals
     from dpscaffold.planning.recommendation import recommend
     from dpscaffold.report.tuning_progress import Rounds
     from dpscaffold.training.events import StopRequested
-    from dpscaffold.training.sweep import agree
 
-    said = [asked.tables, repr([asked.facts, asked.goal, asked.limits])]
-    agree("configuration", json.dumps(said, default=str))
     given = (asked.facts, asked.goal, asked.limits, asked.preset)
-    with stop_signals() as caught, Rounds(caught, silent or not sweep.leads, "planning") as watcher:
+    with stop_signals() as caught, Rounds(caught, silent, "planning") as watcher:
         try:
-            return recommend(*given, device=sweep.device, tell=watcher)
+            return recommend(*given, device=pick_device(device), tell=watcher)
         except StopRequested as stopped:
-            if sweep.leads:
-                console.print(f"stopped by {stopped} before a plan was found; nothing was written")
+            console.print(f"stopped by {stopped} before a plan was found; nothing was written")
             raise interrupted(str(stopped)) from None
 
 

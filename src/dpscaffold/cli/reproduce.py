@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +13,6 @@ from rich.console import Console
 
 from dpscaffold.cli.keys import complete_experiment
 from dpscaffold.cli.usage import interrupted, refuse_given
-from dpscaffold.engines.launcher import launched_ranks
 from dpscaffold.errors import BadInput
 
 if TYPE_CHECKING:
@@ -70,12 +68,11 @@ def reproduce_command(
     ] = False,
 ) -> None:
     """Reproduce a figure or table of the paper; finished runs are not run again."""
+    from dpscaffold.engines.machine import pick_device
     from dpscaffold.paper.definition import experiment, names
     from dpscaffold.paper.reproduce import ReproduceRequest
 
     rows, place = tuple(row or ()), out or Path("reproduction")
-    if list_:
-        _refuse_ranks("--list")
     if list_ or not any(experiment(one).reads_files for one in names(name or "all", rows)):
         refuse_given({"--data-dir": data_dir}, "and no file would be read; leave it out")
     request = ReproduceRequest(
@@ -94,38 +91,11 @@ def reproduce_command(
             "no experiment was named; give one of dpscaffold reproduce --list, or all",
         )
     chosen = [experiment(one) for one in names(name, rows)]
-    written = _reproduce_all(chosen, request, quiet, as_json)
-    if as_json and written:
+    device_used = pick_device(request.device)
+    written = {one.name: _reproduce(one, request, device_used, quiet, as_json) for one in chosen}
+    if as_json:
         folders = {one: str(request.out / one) for one in written}
         typer.echo(json.dumps({"folders": folders, "files": written}, indent=2))
-
-
-def _reproduce_all(
-    chosen: list[Experiment], request: ReproduceRequest, quiet: bool, as_json: bool
-) -> dict[str, list[str]]:
-    """The files of each experiment; nothing on ranks that only compute."""
-    from dpscaffold.paper.archive import mirrored
-    from dpscaffold.training.sweep import agree, sweeping
-
-    shared = replace(request, out=Path(), data_dir=None)
-    with sweeping(request.device) as sweep:
-        names = [one.name for one in chosen]
-        agree("configuration", repr((shared, names)))
-        with mirrored(request.out, sweep.leads) as place:
-            mine = request if sweep.leads else replace(request, out=place, only_runs=True)
-            silent, hushed = as_json or not sweep.leads, quiet or not sweep.leads
-            given = (mine, sweep.device, hushed, silent)
-            written = {one.name: _reproduce(one, *given) for one in chosen}
-        return written if sweep.leads else {}
-
-
-def _refuse_ranks(what: str) -> None:
-    if launched_ranks() > 1:
-        raise BadInput(
-            "not-applicable",
-            f"{launched_ranks()} processes were started for 'dpscaffold reproduce {what}', which "
-            f"runs on one; start it without torchrun",
-        )
 
 
 def _refuse_contradictions(name: str | None, list_: bool, rows: tuple[str, ...]) -> None:

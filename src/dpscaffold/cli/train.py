@@ -20,7 +20,6 @@ from dpscaffold.errors import BadInput
 
 if TYPE_CHECKING:
     from dpscaffold.config import Configuration
-    from dpscaffold.engines.ranks import Ranks
     from dpscaffold.training import Result
     from dpscaffold.training.events import Listener
 
@@ -130,8 +129,9 @@ def train_command(
         how = _how(verbose and printing, as_json or quiet or not printing)
         how |= {"device": device, "engine": engine or engine_of(request), "data_key": data_key}
         if seeds is not None:
+            _refuse_ranks(seeds)
             _refuse_with_seeds(seeds, config, {"--track": track, "--stop-on": stop_on})
-            _run_seeds(settings, request, seeds, ranks, how, quiet, as_json)
+            _run_seeds(settings, request, seeds, how, quiet, as_json)
             return
         if track and printing:
             how["listener"] = _tracker(track, request, settings)
@@ -154,11 +154,20 @@ def _tracker(track: str, request: TrainRequest, settings: Configuration) -> List
     return tracker(track, request.folder, settings)
 
 
+def _refuse_ranks(seeds: int) -> None:
+    """Ranks share one run."""
+    if launched_ranks() > 1:
+        raise BadInput(
+            "not-applicable",
+            f"--seeds is {seeds}, and {launched_ranks()} processes were started to share one run; "
+            f"leave --seeds out, or start it without torchrun",
+        )
+
+
 def _run_seeds(
     settings: Configuration,
     request: TrainRequest,
     seeds: int,
-    ranks: Ranks | None,
     how: dict[str, Any],
     quiet: bool,
     as_json: bool,
@@ -166,14 +175,9 @@ def _run_seeds(
     """The same run with several seeds, and one table of them."""
     from dpscaffold.cli.compare import show
     from dpscaffold.training.from_config import run_seeds
-    from dpscaffold.training.sweep import agree, shared_by
 
-    if ranks is not None:
-        how["device"] = str(ranks.device)
-    with shared_by(ranks):
-        agree("configuration", f"{seeds} {settings.model_dump_json()}")
-        run_seeds(settings, request.folder, seeds, request.resume, **how)
-    if not quiet and (ranks is None or ranks.leads):
+    run_seeds(settings, request.folder, seeds, request.resume, **how)
+    if not quiet:
         show([request.folder], None, as_json)
 
 

@@ -12,14 +12,11 @@ import typer
 from dpscaffold.cli.folder import refuse_unwritable
 from dpscaffold.cli.keys import complete_setting
 from dpscaffold.cli.usage import interrupted
-from dpscaffold.engines.launcher import launched_ranks
-from dpscaffold.errors import BadInput
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from dpscaffold.config import Configuration
-    from dpscaffold.training.sweep import Sweep
     from dpscaffold.tuning.settings import TuneSettings
     from dpscaffold.tuning.tuning import TuningResult
 
@@ -49,22 +46,16 @@ def tune_command(
 
     from dpscaffold.report.tuning import tuning_table, write_tuning
     from dpscaffold.runs.written import plain
-    from dpscaffold.training.sweep import sweeping
     from dpscaffold.tuning.tuning import read_tuning
 
     folder = out or Path("tuning") / config.stem
     console = Console(highlight=False, soft_wrap=True)
-    with sweeping(device) as sweep:
-        settings, table = read_tuning(config, set_ or [])
-        if sweep.leads:
-            refuse_unwritable(folder)
-        if table.private:
-            _refuse_ranks()
-            _tune_privately(settings, table, folder, device, console, as_json, quiet)
-            return
-        tuned = _tuned(settings, table, sweep, as_json or quiet, console)
-        if not sweep.leads:
-            return
+    settings, table = read_tuning(config, set_ or [])
+    refuse_unwritable(folder)
+    if table.private:
+        _tune_privately(settings, table, folder, device, console, as_json, quiet)
+        return
+    tuned = _tuned(settings, table, device, as_json or quiet, console)
     files = write_tuning(tuned, folder, " ".join(["dpscaffold", *sys.argv[1:]]))
     if as_json:
         scores = [vars(score) | {"mean": score.mean} for score in tuned.scores]
@@ -86,36 +77,21 @@ def tune_command(
 
 
 def _tuned(
-    settings: Configuration, table: TuneSettings, sweep: Sweep, silent: bool, console: Console
+    settings: Configuration, table: TuneSettings, device: str, silent: bool, console: Console
 ) -> TuningResult:
-    """The scores of the grid, once all ranks are known to have the same one."""
-    from dpscaffold.engines.machine import stop_signals
+    """The scores of the grid."""
+    from dpscaffold.engines.machine import pick_device, stop_signals
     from dpscaffold.planning.asked import planned_setting
     from dpscaffold.report.tuning_progress import Rounds
     from dpscaffold.training.events import StopRequested
-    from dpscaffold.training.sweep import agree
     from dpscaffold.tuning.tuning import tune
 
-    agree("configuration", settings.model_dump_json() + table.model_dump_json())
-    with stop_signals() as caught, Rounds(caught, quiet=silent or not sweep.leads) as watcher:
+    with stop_signals() as caught, Rounds(caught, quiet=silent) as watcher:
         try:
-            return tune(settings, table, sweep.device, watcher, planned_setting)
+            return tune(settings, table, pick_device(device), watcher, planned_setting)
         except StopRequested as stopped:
-            if sweep.leads:
-                console.print(
-                    f"stopped by {stopped} before the grid was finished; nothing was written"
-                )
+            console.print(f"stopped by {stopped} before the grid was finished; nothing was written")
             raise interrupted(str(stopped)) from None
-
-
-def _refuse_ranks() -> None:
-    """How many trials there are is secret, and each process would draw its own number."""
-    if launched_ranks() > 1:
-        raise BadInput(
-            "not-applicable",
-            f"tune.private is true, and {launched_ranks()} processes were started; its trials are "
-            f"drawn in secret by one process, so start it without torchrun",
-        )
 
 
 def _tune_privately(

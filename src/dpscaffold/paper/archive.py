@@ -4,11 +4,9 @@ configuration."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from dpscaffold.paper.cases import Case
@@ -16,7 +14,6 @@ from dpscaffold.runs.history import HistoryRow, MetricValues
 from dpscaffold.runs.written import plain
 from dpscaffold.training.evaluator import Metrics, late
 from dpscaffold.training.stack import Outcome
-from dpscaffold.training.sweep import of_rank_0
 
 #: The file that an experiment's finished runs are appended to.
 FILE = "runs.jsonl"
@@ -81,13 +78,9 @@ class Archive:
 
     def add(self, cases: Iterable[Case], outcomes: Iterable[Outcome], made: dict[str, Any]) -> None:
         """Append the runs of a finished stack."""
-        self.extend(finished_runs(cases, outcomes, made))
-
-    def extend(self, runs: Iterable[FinishedRun]) -> None:
-        """Append runs as they are."""
         self.folder.mkdir(parents=True, exist_ok=True)
         lines = []
-        for run in runs:
+        for run in _finished(cases, outcomes, made):
             self.finished[run.digest] = run
             lines.append(json.dumps(plain(vars(run))) + "\n")
         cut = self.path.exists() and not self.path.read_bytes().endswith(b"\n")
@@ -95,7 +88,7 @@ class Archive:
             stream.write(("\n" if cut else "") + "".join(lines))
 
 
-def finished_runs(
+def _finished(
     cases: Iterable[Case], outcomes: Iterable[Outcome], made: dict[str, Any]
 ) -> list[FinishedRun]:
     """The runs of a finished stack, as an archive keeps them."""
@@ -117,24 +110,6 @@ def finished_runs(
         )
         runs.append(finished)
     return runs
-
-
-@contextmanager
-def mirrored(root: Path, leads: bool) -> Iterator[Path]:
-    """The folder of a reproduction: for rank 0 its own, for others a temporary copy of what rank 0
-    has finished. So all ranks find the same runs, and rank 0 alone leaves anything behind."""
-    finished = [*root.glob(f"*/{FILE}")] if leads else []
-    texts = {str(p.relative_to(root)): p.read_text(encoding="utf-8") for p in sorted(finished)}
-    texts = of_rank_0(texts)
-    if leads:
-        yield root
-        return
-    with TemporaryDirectory() as copy:
-        for name, text in texts.items():
-            path = Path(copy, name)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-        yield Path(copy)
 
 
 def _read(path: Path) -> Iterable[FinishedRun]:

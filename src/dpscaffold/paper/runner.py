@@ -14,7 +14,7 @@ import torch
 from dpscaffold.checks import floor_share
 from dpscaffold.data.loading import load_federation
 from dpscaffold.federation import Federation
-from dpscaffold.paper.archive import Archive, FinishedRun, finished_runs
+from dpscaffold.paper.archive import Archive
 from dpscaffold.paper.cases import Case
 from dpscaffold.paper.solving import solved_noise
 from dpscaffold.runs.written import versions
@@ -22,7 +22,6 @@ from dpscaffold.setting import Setting
 from dpscaffold.training.events import Listener, StackBegun, StackDone
 from dpscaffold.training.optimum import solve
 from dpscaffold.training.stack import ROWS, train_stack
-from dpscaffold.training.sweep import each
 from dpscaffold.tuning.folds import fold_federation
 
 
@@ -155,22 +154,16 @@ def run_cases(
     loader = loader or Loader()
     made = versions() | {"device": _device_name(device), "threads": torch.get_num_threads()}
     stacks = case_stacks(todo, device)
-
-    def trained(number: int) -> tuple[list[FinishedRun], float]:
-        stack = stacks[number]
-        tell(StackBegun(stack.title, number + 1, len(stacks), stack.rounds, stack.work))
+    for number, stack in enumerate(stacks, 1):
+        tell(StackBegun(stack.title, number, len(stacks), stack.rounds, stack.work))
         started = time.perf_counter()
         data = [loader.get(case) for case in stack.cases]
         settings = [_setting(*one) for one in zip(stack.cases, data, strict=True)]
         optima = _optima(settings, data) if optimum else {}
         outcomes = train_stack(settings, data, stack.cases[0].schedule, device, tell, optima)
-        return finished_runs(stack.cases, outcomes, made), time.perf_counter() - started
-
-    names = [f"stack {number} ({one.title})" for number, one in enumerate(stacks, 1)]
-    for number, (runs, seconds) in enumerate(each(names, trained)):
-        archive.extend(runs)
-        stack = stacks[number]
-        tell(StackDone(stack.title, number + 1, len(stacks), stack.work, seconds))
+        archive.add(stack.cases, outcomes, made)
+        seconds = time.perf_counter() - started
+        tell(StackDone(stack.title, number, len(stacks), stack.work, seconds))
 
 
 def _setting(case: Case, federation: Federation) -> Setting:

@@ -25,7 +25,6 @@ from dpscaffold.setting import Setting
 from dpscaffold.tasks.metrics import METRICS
 from dpscaffold.training.events import Event, Listener, RoundDone, StackBegun, silence
 from dpscaffold.training.stack import Outcome, Schedule, split, train_stack
-from dpscaffold.training.sweep import each
 
 #: η₀ that are tried first, a factor of about three apart; more follow where the best is at an end.
 RATES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
@@ -372,12 +371,10 @@ class Bench:
         outcomes: dict[int, tuple[Outcome, dict[float, Tensor]]] = {}
         kind, most = self.device.type, max((run.task.parameters for run in runs), default=1)
         stacks = split(runs, self.device, rows=max(1, min(ROWS[kind], HELD[kind] // most)))
-
-        def trained(number: int) -> list[tuple[Outcome, dict[float, Tensor]]]:
-            stack = stacks[number]
+        for number, stack in enumerate(stacks, 1):
             first = runs[stack[0]].plan
             work = float(sum(runs[k].cohort_size for k in stack)) * first.rounds
-            self.tell(StackBegun(self.title, number + 1, len(stacks), first.rounds, work))
+            self.tell(StackBegun(self.title, number, len(stacks), first.rounds, work))
             averages = TailAverages(runs[stack[0]], self.tails, self.tell)
             found = train_stack(
                 [runs[k] for k in stack],
@@ -386,13 +383,8 @@ class Bench:
                 self.device,
                 averages,
             )
-            return [(outcome, averages.of(place)) for place, outcome in enumerate(found)]
-
-        names = [f"{self.title}, part {number}" for number in range(1, len(stacks) + 1)]
-        for stack, found in zip(stacks, each(names, trained), strict=True):
-            outcomes |= zip(stack, found, strict=True)
-        for k, (outcome, _) in outcomes.items():
-            outcome.setting = runs[k]
+            made = [(outcome, averages.of(place)) for place, outcome in enumerate(found)]
+            outcomes |= zip(stack, made, strict=True)
         return [outcomes[k] for k in range(len(runs))]
 
 

@@ -32,7 +32,6 @@ from dpscaffold.training.front import require_folder
 from dpscaffold.training.noised import refuse_noised, with_noised
 from dpscaffold.training.progress import Progress
 from dpscaffold.training.stopping import Stopping
-from dpscaffold.training.sweep import agree, each, shared_by
 
 #: Told what was read and what will be run, one sentence at a time.
 Say = Callable[[str], None]
@@ -104,8 +103,7 @@ def run_seeds(
     **options: Any,
 ) -> list[Path]:
     """The same run with ``count`` seeds, in ``folder/seed-0``, ``seed-1`` and so on, which are
-    returned. The data stay the same: they have a seed of their own. Ranks share the runs
-    (:mod:`~dpscaffold.training.sweep`), each with the run folders of its own.
+    returned. The data stay the same: they have a seed of their own.
 
     Runs that are complete are read back where ``resume`` is asked for. ``options`` are those of
     :func:`run_settings`.
@@ -126,24 +124,12 @@ def run_seeds(
     federation = load_federation(settings.data)
     places = [folder / f"seed-{seed}" for seed in range(first, first + count)]
     new = [not place.exists() for place in places]  # one that fails goes on where it was stored
-    agree("data", federation.digest().value)
-
-    def trained(k: int) -> Path:
+    for k, place in enumerate(places):
         plan = settings.plan.model_copy(update={"seed": first + k})
         one = settings.model_copy(update={"plan": PlanSettings.model_validate(plan.model_dump())})
-        again = places[k].exists() and (resume or new[k])
-        run_settings(one, places[k], again, federation=federation, **options)
-        return places[k]
-
-    found = list(each([place.name for place in places], trained))
-    for place in found:
-        if not place.exists():
-            raise BadInput(
-                "no-run-folder",
-                f"{place} was written on another machine and is not here; give --out on a disk "
-                f"that all ranks share",
-            )
-    return found
+        again = place.exists() and (resume or new[k])
+        run_settings(one, place, again, federation=federation, **options)
+    return places
 
 
 def _overriding(values: Mapping[str, Any]) -> list[str]:
@@ -164,13 +150,11 @@ def _notifier(say: Say | None, warn: Say | None) -> Say | None:
 
 
 def _setting_of(settings: Configuration, federation: Federation) -> Setting:
-    """The setting of a configuration; the planner chooses the step size if asked to. Ranks share
-    its work."""
+    """The setting of a configuration; the planner chooses the step size if asked to."""
     if settings.plan.learning_rate != "plan":
         return settings.setting(federation.roster)
     from dpscaffold.planning.asked import planned_setting  # it trains, and most runs need none
 
-    agree("configuration", f"{settings.model_dump_json(exclude={'data'})} {federation.roster}")
     return planned_setting(settings, federation)
 
 
@@ -206,8 +190,7 @@ def run_settings(
         federation = load_federation(settings.data, _notifier(say, warn))
     if privacy is not None and privacy.release:
         settings = for_release(settings, federation)
-    with shared_by(ranks):
-        setting = _setting_of(settings, federation)
+    setting = _setting_of(settings, federation)
     if settings.personal is not None and settings.personal.noised:
         refuse_noised(setting, None if privacy is None else privacy.budget_file)
     resolved, home = settings.resolved(setting), settings.home

@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -80,10 +79,6 @@ class Outcome:
     diverged: int | None = None
     seconds: float = 0.0
     model: Tensor | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        """What is sent to other processes, which know the setting."""
-        return {**vars(self), "setting": None}
 
     def late(self, metric: str, fraction: float = 0.1) -> float | None:
         """The mean of a metric over the last ``fraction`` of rounds; None for a run that

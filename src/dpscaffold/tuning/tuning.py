@@ -29,7 +29,6 @@ from dpscaffold.setting import Setting
 from dpscaffold.tasks.metrics import METRICS, Metric, metrics_for, shown_metric, titled
 from dpscaffold.training.events import Listener, StackBegun, silence
 from dpscaffold.training.stack import Outcome, Schedule, split, train_stack
-from dpscaffold.training.sweep import agree, each
 from dpscaffold.tuning.folds import fold_federation
 from dpscaffold.tuning.settings import TuneSettings
 
@@ -237,7 +236,6 @@ def tune(
     """Run every point of the grid on every fold, stacked where shapes agree, and compare.
     ``setting_of`` makes the run of a configuration on a federation."""
     whole = load_federation(settings.data if table.public is None else table.public)
-    agree("data", whole.digest().value)
     metric = _metric_of(table, whole.target)
     folds = [fold_federation(whole, k, table.folds, table.seed) for k in range(table.used_folds)]
     points = _grid_points(table.grid)
@@ -281,20 +279,13 @@ def _train_stacks(
     """The outcome of every run, trained together where shapes agree."""
     outcomes: dict[int, Outcome] = {}
     stacks = split(settings, device)
-
-    def trained(number: int) -> list[Outcome]:
-        stack = stacks[number]
+    for number, stack in enumerate(stacks, 1):
         first = settings[stack[0]].plan
         work = float(sum(settings[k].cohort_size for k in stack)) * first.rounds * first.local_steps
-        tell(StackBegun("tuning", number + 1, len(stacks), first.rounds, work))
+        tell(StackBegun("tuning", number, len(stacks), first.rounds, work))
         held = [data[k] for k in stack]
-        return train_stack([settings[k] for k in stack], held, schedule, device, tell)
-
-    names = [f"part {number} of {len(stacks)} of the grid" for number in range(1, len(stacks) + 1)]
-    for stack, found in zip(stacks, each(names, trained), strict=True):
+        found = train_stack([settings[k] for k in stack], held, schedule, device, tell)
         outcomes |= zip(stack, found, strict=True)
-    for k, outcome in outcomes.items():
-        outcome.setting = settings[k]
     return [outcomes[k] for k in range(len(settings))]
 
 
