@@ -53,7 +53,7 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture
 def draws_of_the_cpu(monkeypatch):
     """On a GPU the simulator computes there and is handed the CPU's draws, which are those of the
-    loop, and those of batches that are drawn ahead."""
+    loop."""
     if ON_A_GPU:
         from dpscaffold.engines.participation import participate
 

@@ -154,13 +154,12 @@ def simulator(
     runs: Trial | Sequence[Trial],
     randomness: Randomness | Sequence[Randomness] | None = None,
     chunk: int | None = None,
-    ahead: bool = False,
 ) -> Simulator:
     """The fast engine on the runs' own data."""
     runs = [runs] if isinstance(runs, Setting) else runs
     streams = [randomness] if isinstance(randomness, Randomness) else randomness
     hardware = Hardware((WHERE,), chunk=chunk)
-    return Simulator(runs, [run.federation for run in runs], hardware, streams, ahead)
+    return Simulator(runs, [run.federation for run in runs], hardware, streams)
 
 
 class Driven:

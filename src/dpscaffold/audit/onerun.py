@@ -166,7 +166,7 @@ class _Scored(Simulator):
     """The simulator, unchanged, with every upload held against the canaries of its user."""
 
     def __init__(self, setting: Setting, data: Federation, randomness: Randomness) -> None:
-        super().__init__([setting], [data], Hardware(), [randomness], ahead=False)
+        super().__init__([setting], [data], Hardware(), [randomness])
         self.scores = torch.zeros(0)
         self.held: dict[int, Tensor] = {}
         self.canaries: Canaries | None = None

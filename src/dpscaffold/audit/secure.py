@@ -223,7 +223,7 @@ class SumAttack:
         worlds = [subject.federation([inside, *others]) for inside in (True, False)]
         settings = [subject.setting(world) for world in worlds]
         streams = [subject.streams(rng) for _ in range(2 * games)]
-        engine = WatchedSums(settings * games, worlds * games, Hardware(), streams, ahead=False)
+        engine = WatchedSums(settings * games, worlds * games, Hardware(), streams)
         listed = MaskedList.of(self.members, self.colluders, rng)
         attempts = listed.attempts(2 * games)
         # A void attempt is a full release if the member that is missing colludes.

@@ -42,7 +42,7 @@ class WatchedSimulator(Simulator):
         randomness: Sequence[Randomness],
         direction: Tensor,
     ) -> None:
-        super().__init__(settings, federations, Hardware(), randomness, ahead=False)
+        super().__init__(settings, federations, Hardware(), randomness)
         self.direction = direction.double()
         self._seen: list[UploadProjections] = []
 

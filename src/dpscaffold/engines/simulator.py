@@ -15,7 +15,6 @@ import torch
 
 from dpscaffold.algorithms import Algorithm, Broadcast, Slots, Upload
 from dpscaffold.engines.aggregate import new_aggregate
-from dpscaffold.engines.fast.ahead import NextBatches
 from dpscaffold.engines.fast.shards import Shards
 from dpscaffold.engines.fast.stacking import (
     StackedBroadcast,
@@ -53,9 +52,7 @@ class Simulator:
 
     Shards of rows go to the hardware's devices, one worker each, at the same time; the cores of a
     CPU share the rows of a worker (:mod:`~dpscaffold.engines.fast.cores`). A GPU draws its
-    own batches and noise; with ``ahead`` (by default in a secret run on one GPU) a background
-    thread of the CPU draws the next round's batches while this one computes, and the draws are the
-    same.
+    own batches and noise, unless the run is secret.
     """
 
     #: The number of the federations' first user, where they are a share of larger ones.
@@ -67,7 +64,6 @@ class Simulator:
         federations: Sequence[Federation],
         hardware: Hardware | None = None,
         randomness: Sequence[Randomness] | None = None,
-        ahead: bool | None = None,
     ) -> None:
         self.settings, self.federations = list(settings), list(federations)
         self.hardware = hardware or Hardware()
@@ -86,14 +82,6 @@ class Simulator:
         self.all_memories: list[Memories] = [self.fresh_memories(s) for s in self.settings]
         #: The slots of the first run's users (the only one, outside a stack).
         self.memories = self.all_memories[0]
-        self.ahead = self._next_batches(ahead)
-
-    def _next_batches(self, ahead: bool | None) -> NextBatches | None:
-        """What draws the batches of the next round on the host meanwhile. By default that is done
-        for a GPU and a secret run, whose draws no GPU makes."""
-        if ahead is None:
-            ahead = self.device.type == "cuda" and any(one.secret for one in self.randomness)
-        return NextBatches(self._expected) if ahead and len(self.workers) == 1 else None
 
     def _make_workers(self) -> list[Worker]:
         """A worker for every device that is named, twice where it is named twice."""
@@ -194,10 +182,7 @@ class Simulator:
     ) -> tuple[Upload, Slots]:
         """K local steps of these rows on a worker's device; the answer is on the first."""
         memory = self._recalled(rows)
-        drawn = self.ahead.indices(broadcast.round, rows) if self.ahead else None
-        upload, kept = worker.participate(
-            phase, rows, broadcast.to(rows, worker.device), memory, drawn
-        )
+        upload, kept = worker.participate(phase, rows, broadcast.to(rows, worker.device), memory)
         if worker.device == self.device:
             return upload, kept
         home = {name: value.to(self.device) for name, value in upload.totals.items()}
@@ -251,16 +236,3 @@ class Simulator:
         """A round that is done is never drawn again."""
         for key in [key for key in self._streams if key[0] <= round]:
             del self._streams[key]
-
-    def _expected(self, round: int) -> list[Row] | None:
-        """The rows of a round if nobody declines, where they fit one chunk."""
-        if round > self.settings[0].plan.rounds:
-            return None
-        rows = [
-            row
-            for run, s in enumerate(self.settings)
-            for row in self._rows(
-                round, run, self.randomness[run].cohort(round, s.users, s.cohort_size).tolist()
-            )
-        ]
-        return rows if len(rows) <= self.chunk else None

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from typing import NoReturn, TypeVar
@@ -290,17 +290,6 @@ def _pool() -> ThreadPoolExecutor:
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
     return ThreadPoolExecutor(max_workers=min(16, cores), thread_name_prefix="draw")
-
-
-@cache
-def _background() -> ThreadPoolExecutor:
-    """One thread that draws ahead; what it starts in turn runs in the threads for drawing."""
-    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="ahead")
-
-
-def in_background(task: Callable[[], Drawn]) -> Future[Drawn]:
-    """Begin a draw that is wanted later."""
-    return _background().submit(task)
 
 
 def draw_alone() -> None:

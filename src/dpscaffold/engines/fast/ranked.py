@@ -164,7 +164,7 @@ class RankedSimulator(Simulator):
         ranks: Ranks,
     ) -> None:
         self.share, self.ranks, self.first_user = share, ranks, share.users.start
-        super().__init__([setting], [share.federation], hardware, [randomness], ahead=False)
+        super().__init__([setting], [share.federation], hardware, [randomness])
         self._at_once = self.hardware.chunk or self._fitting_chunk()
         self.shared_memories = SharedMemories(
             self.memories, ranks, setting.users, setting.algorithm.remembers

@@ -69,7 +69,7 @@ class Worker:
         rows: Sequence[Row],
         broadcast: Broadcast,
         memory: Slots,
-        drawn: Indices | None,
+        drawn: Indices | None = None,
         records: LocalRecords | None = None,
     ) -> tuple[Upload, Slots]:
         """The rows' uploads and new slots, on this device."""

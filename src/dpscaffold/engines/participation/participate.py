@@ -44,7 +44,7 @@ def participate(
 ) -> tuple[Upload, Slots]:
     """K local steps of these rows from y = x; their uploads and new slots, all (U, ·).
 
-    ``drawn`` are the batches of the distinct rows where they were drawn ahead. A GPU draws for
+    ``drawn`` are the batches of the distinct rows where they are drawn already. A GPU draws for
     itself, unless the run is secret, and records its work where it is given ``graphs``; with
     ``cut`` it is not waited for. Rows of a secure sum upload integers.
     """
