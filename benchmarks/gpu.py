@@ -31,7 +31,6 @@ from dpscaffold.federation import Federation
 from dpscaffold.randomness.streams import Sampling
 from dpscaffold.setting import Setting
 from dpscaffold.tasks import Task
-from dpscaffold.training import driver
 
 #: Milliseconds of a round, or seconds of a run, that were set as goals for an H200.
 GOALS = {
@@ -225,28 +224,6 @@ def femnist_sized(report: Report, device: torch.device, rounds: int) -> None:
         )
 
 
-def evaluated(report: Report, data: Federation, plan: Plan, device: torch.device) -> None:
-    """Rounds of which every one is evaluated, next to the next round and in line."""
-    times = {}
-    real = driver.BackgroundWorker
-    short = replace(plan, rounds=40, evaluate_every=1)
-    for way in ("overlapped", "in line", "overlapped", "in line"):
-        if way == "in line":
-            driver.BackgroundWorker = lambda *_: real(torch.device("cpu"))  # type: ignore[assignment]
-        try:
-            start = time.perf_counter()
-            train(data, Logistic(40, 10), scaffold(), short, Gaussian(clip=1.5, noise=60.0),
-                  device=str(device))  # fmt: skip
-            settled(device)
-            times[way] = time.perf_counter() - start
-        finally:
-            driver.BackgroundWorker = real
-    report.note(
-        f"40 rounds, each evaluated: {times['overlapped']:.2f} s during the next round, "
-        f"{times['in line']:.2f} s in line"
-    )
-
-
 def figure1(report: Report, out: Path, device: torch.device) -> None:
     """The reproduction of figure 1, as its command runs it."""
     left = max(10.0, report.limit - report.elapsed - 5)
@@ -349,7 +326,6 @@ def main() -> None:
         lambda: measure(report, "logistic, 1 run, Poisson batches", data, Logistic(40, 10), plan, 1,
                         device, repeats, "poisson"),
     )  # fmt: skip
-    report.part("evaluation", lambda: evaluated(report, data, plan, device))
     report.part("same numbers", lambda: same_numbers(report, data, plan, device))
     if device.type == "cuda":
         report.part("launches", lambda: launches(report, data, plan, device))

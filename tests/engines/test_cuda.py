@@ -10,11 +10,9 @@ from dpscaffold.algorithms import ITERATIVE
 from dpscaffold.engines import Hardware, Simulator, State
 from dpscaffold.engines.fast import devices
 from dpscaffold.engines.fast.graphs import Graphs
-from dpscaffold.engines.machine import BackgroundWorker
 from dpscaffold.engines.participation import participate
 from dpscaffold.engines.rounds import plain_draws, rounds
 from dpscaffold.setting import Setting
-from dpscaffold.training import driver
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -131,19 +129,3 @@ def test_poisson_batches_that_do_not_fit_come_again(task, monkeypatch):
     found = outcome("cuda", task, "scaffold", "poisson").params
     assert any(seen)
     torch.testing.assert_close(found, meant, rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.parametrize("task", TASKS)
-def test_judging_beside_the_rounds_changes_nothing(task, monkeypatch, tmp_path):
-    def run(folder):
-        data = synthetic(alpha=2, beta=2, users=12, records=80, seed=5)
-        plan = Plan(rounds=9, local_steps=4, data_ratio=0.2, evaluate_every=2, checkpoint_every=2)
-        return train(data, TASKS[task](), ALGORITHMS["scaffold"](), plan, PRIVACY["fixed"],
-                     device="cuda", out=tmp_path / folder)  # fmt: skip
-
-    overlapped = run("beside")
-    monkeypatch.setattr(
-        driver, "BackgroundWorker", lambda *_: BackgroundWorker(torch.device("cpu"))
-    )
-    in_line = run("in-line")
-    assert torch.equal(overlapped.params, in_line.params) and overlapped.history == in_line.history

@@ -1,21 +1,17 @@
-"""Devices, background work and stop signals: where a run computes."""
+"""Devices and stop signals: where a run computes."""
 
 from __future__ import annotations
 
 import ctypes
 import signal
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TypeVar
 
 import torch
 
 from dpscaffold.errors import BadInput
-
-Answer = TypeVar("Answer")
 
 
 def pick_device(name: str) -> torch.device:
@@ -156,70 +152,3 @@ def stop_signals() -> Iterator[list[str]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-class BackgroundWorker:
-    """Begins work; its answer is a future.
-
-    On a GPU it runs in a thread and on a stream of its own, after what was launched before it and
-    next to what is launched next. A CPU would have to share its cores: there it is done at once,
-    unless ``ahead`` asks for the thread. Use it as a context: its thread ends with it.
-
-    >>> with BackgroundWorker(torch.device("cpu")) as worker:
-    ...     worker.begin(lambda: 7).result()
-    7
-    """
-
-    def __init__(self, device: torch.device, ahead: bool = False, name: str = "evaluation") -> None:
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        #: Whether work goes on behind the caller's back.
-        self.overlaps = ahead or self._stream is not None
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=name) if self.overlaps else None
-
-    def __enter__(self) -> BackgroundWorker:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._thread is not None:
-            self._thread.shutdown(cancel_futures=True)
-
-    def begin(self, work: Callable[[], Answer]) -> Future[Answer]:
-        """Begin work on what is launched by now; tensors that it reads must stay as they are."""
-        if self._thread is None:
-            made: Future[Answer] = Future()
-            made.set_result(work())
-            return made
-        launched = None if self._stream is None else torch.cuda.current_stream().record_event()
-        return self._thread.submit(self._done, work, launched)
-
-    def _done(self, work: Callable[[], Answer], launched: torch.cuda.Event | None) -> Answer:
-        if launched is not None and self._stream is not None:
-            self._stream.wait_event(launched)
-        # No stream is a context that does nothing.
-        with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
-            return work()
-
-
-class DeferredWork:
-    """What a round still owes while the next one runs. As a context it is settled, if it can be,
-    where something else fails."""
-
-    def __init__(self) -> None:
-        self._by: Callable[[], None] | None = None
-
-    def by(self, work: Callable[[], None]) -> None:
-        """Do this before anything of the next round is reported."""
-        self._by = work
-
-    def settle(self) -> None:
-        """Do the deferred work, once."""
-        work, self._by = self._by, None
-        if work is not None:
-            work()
-
-    def __enter__(self) -> DeferredWork:
-        return self
-
-    def __exit__(self, failed: type[BaseException] | None, *_: object) -> None:
-        with suppress(Exception) if failed else nullcontext():
-            self.settle()

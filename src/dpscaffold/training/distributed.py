@@ -267,7 +267,6 @@ class RankedEvaluator(Evaluator):
 class RankedRun(RunInProgress):
     """One simulated run in progress, at one of its ranks."""
 
-    between_rounds = True  # a thread next to the rounds would mix up the order of requests
     ranks: Ranks
 
     @classmethod

@@ -3,23 +3,20 @@
 Simulated runs (:mod:`~dpscaffold.training.in_progress`) and deployed runs
 (:mod:`dpscaffold.deployment.server.run`) have the same driver, which differs in a few methods.
 Experiments on stacks of runs (:mod:`~dpscaffold.training.stack`) need none of it but the loop
-(:mod:`~dpscaffold.engines.rounds`): they have no ledger and no folder, and nothing waits for their
-evaluations.
+(:mod:`~dpscaffold.engines.rounds`): they have no ledger and no folder.
 """
 
 from __future__ import annotations
 
-import copy
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 
 from dpscaffold.engines import Engine, State
-from dpscaffold.engines.machine import BackgroundWorker, DeferredWork
 from dpscaffold.engines.memories import slot_metrics
 from dpscaffold.engines.rounds import FinishedRound, rounds
 from dpscaffold.errors import Diverged
@@ -58,10 +55,6 @@ class RunDriver:
     8. end where a signal, the budget or the rows of a public file say so.
     """
 
-    #: Evaluate models in a thread next to the next round on a CPU as well, as on a GPU.
-    ahead = False
-    #: Evaluate models between rounds, on a GPU too.
-    between_rounds = False
     #: Where the server's state is.
     device = CPU
     #: The number of rounds from one checkpoint to the next.
@@ -104,11 +97,7 @@ class RunDriver:
         return {}
 
     def evaluated(self, state: State) -> MetricValues:
-        """Metrics of the model, which may be computed next to the following round."""
-        return {}
-
-    def evaluated_now(self, state: State) -> MetricValues:
-        """Further metrics of the model, computed by the thread that takes the rounds."""
+        """Metrics of the model."""
         return {}
 
     def checkpoint(self, state: State) -> Checkpoint:
@@ -149,34 +138,24 @@ class RunDriver:
         self.engine, self.state, last = engine, state, self.setting.plan.rounds
         draw = partial(self.accounts.draw, self.randomness)
         started = time.perf_counter() - self.seconds
-        worker_device = CPU if self.between_rounds else self.device
-        with BackgroundWorker(worker_device, self.ahead) as worker, DeferredWork() as deferred:
-            for done in rounds(self.setting, engine, draw, state):
-                deferred.settle()
-                self.state, round = done.state, done.number
-                finite = bool(torch.isfinite(done.state.server.params).all())
-                if self.is_repeated(done, finite):
-                    continue
-                if not finite:
-                    self._refuse_divergence(round)
-                row = self._row(done, self.measured(done))
-                stores = self._is_due(round, self.checkpoint_every)
-                if self._is_due(round, self.setting.plan.evaluate_every):
-                    evaluation = self._evaluate(done.state, row, worker)
-                    if worker.overlaps and self._goes_on_anyway(round, stop):
-                        self.seconds = time.perf_counter() - started
-                        kept = self._copied(done.state) if stores and self.folder else None
-                        deferred.by(partial(self._conclude, done.state, evaluation, kept))
-                        continue
-                    row = evaluation()
-                self.tell(RoundDone(round, last, (done.state.server.params,), (row,)))
-                self.seconds = time.perf_counter() - started
-                ending = self._ending(round, row, stop)
-                if stores or ending:
-                    self._store(done.state, row)
-                    ending = ending or self._ending(round, row, stop)  # a signal may have come
-                if ending:
-                    return ending
+        for done in rounds(self.setting, engine, draw, state):
+            self.state, round = done.state, done.number
+            finite = bool(torch.isfinite(done.state.server.params).all())
+            if self.is_repeated(done, finite):
+                continue
+            if not finite:
+                self._refuse_divergence(round)
+            row = self._row(done, self.measured(done))
+            if self._is_due(round, self.setting.plan.evaluate_every):
+                row = self._evaluate(done.state, row)
+            self.tell(RoundDone(round, last, (done.state.server.params,), (row,)))
+            self.seconds = time.perf_counter() - started
+            ending = self._ending(round, row, stop)
+            if ending or self._is_due(round, self.checkpoint_every):
+                self._store(done.state, row)
+                ending = ending or self._ending(round, row, stop)  # a signal may have come
+            if ending:
+                return ending
         if self.accounts.refusal:
             self._evaluate_last()
             return Ending("budget", self.accounts.refusal)
@@ -205,10 +184,6 @@ class RunDriver:
     def _is_due(self, round: int, every: int) -> bool:
         return round % every == 0 or round == self.setting.plan.rounds
 
-    def _goes_on_anyway(self, round: int, stop: Sequence[str]) -> bool:
-        """Whether another round follows, whatever the evaluation of this one says."""
-        return round < self.setting.plan.rounds and not stop and self.stopping is None
-
     def _ending(self, round: int, row: HistoryRow, stop: Sequence[str]) -> Ending | None:
         """How and why the run ends after this round, before the last; None where it goes on."""
         last = self.setting.plan.rounds
@@ -225,48 +200,25 @@ class RunDriver:
         values = [old.metrics["validation"] for old in self.history]
         return self.stopping.is_over([-math.inf if value is None else value for value in values])
 
-    def _evaluate(
-        self, state: State, row: HistoryRow, worker: BackgroundWorker
-    ) -> Callable[[], HistoryRow]:
-        """Begin to evaluate the model; what is returned waits for the answer and stores it."""
-        # Read now: they belong to this round, and the next one changes them.
+    def _evaluate(self, state: State, row: HistoryRow) -> HistoryRow:
+        """Evaluate the model, and store its row with what the round itself added."""
         norms = slot_metrics(self.setting.algorithm, state.server, self.engine.memories)
-        answer = worker.begin(partial(self.evaluated, state))
-
-        def noted() -> HistoryRow:
-            now = self.evaluated_now(state)
-            found = HistoryRow(row.round, plain({**row.metrics, **answer.result(), **now, **norms}))
-            self.history.append(found)
-            if self.folder:
-                self.folder.append_metrics(found)
-            self.tell(Evaluated(state.round, (found,)))
-            return found
-
-        return noted
+        values = plain({**row.metrics, **self.evaluated(state), **norms})
+        found = HistoryRow(row.round, values)
+        self.history.append(found)
+        if self.folder:
+            self.folder.append_metrics(found)
+        self.tell(Evaluated(state.round, (found,)))
+        return found
 
     def _evaluate_last(self) -> None:
         """Evaluate and store the model of a run that its budget has ended."""
         state = self.state
         if state.round and (not self.history or self.history[-1].round < state.round):
             row = HistoryRow(state.round, self.accounts.live(state.round))
-            self._evaluate(state, row, BackgroundWorker(CPU))()
+            self._evaluate(state, row)
             if self.folder:
                 self._write(self.checkpoint(state))
-
-    def _copied(self, state: State) -> Checkpoint:
-        """A checkpoint that the next round cannot change; other devices have copied it already."""
-        made = self.checkpoint(state)
-        return copy.deepcopy(made) if self.device.type == "cpu" else made
-
-    def _conclude(
-        self, state: State, evaluation: Callable[[], HistoryRow], kept: Checkpoint | None
-    ) -> None:
-        """Tell and store a round that was evaluated while the next one ran."""
-        row = evaluation()
-        self.tell(RoundDone(state.round, self.setting.plan.rounds, (state.params,), (row,)))
-        if kept is not None:
-            self._write(kept)
-            self.stored(state, row)
 
     def _store(self, state: State, row: HistoryRow) -> None:
         """Write a checkpoint, where the run has a folder."""

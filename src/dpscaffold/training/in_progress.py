@@ -245,9 +245,9 @@ class RunInProgress(RunDriver):
         if state.averaged:
             last = self.evaluate(state.params)
             found = found | {f"last_{key}": value for key, value in last.items()}
-        return found
+        return found | self._own_metrics(state)
 
-    def evaluated_now(self, state: State) -> dict[str, float]:
+    def _own_metrics(self, state: State) -> dict[str, float]:
         """Your own metrics, and the one that stops the run early."""
         if not self.own and self.stopping is None:
             return {}

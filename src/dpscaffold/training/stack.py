@@ -26,7 +26,6 @@ from dpscaffold.federation import Federation
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.runs.history import HistoryRow
 from dpscaffold.setting import Setting
-from dpscaffold.training.background import Evaluations
 from dpscaffold.training.evaluator import Evaluator, Metrics, evaluate_all, evaluation_task, late
 from dpscaffold.training.events import Evaluated, Listener, RoundDone, silence
 from dpscaffold.training.shared_draws import shared_draws
@@ -171,19 +170,16 @@ def _trained(
     outcomes = [Outcome(setting) for setting in settings]
     last = settings[0].plan.rounds
     evaluated = set(schedule.rounds(last))
-    with Evaluations(evaluators, schedule.full, moved.device) as evaluations:
-        for round in moved.rounds():
-            models = moved.models
-            if round in evaluated:
-                evaluations.ask(round, models)
-            rows = [HistoryRow(round) for _ in settings]
-            for number, found in evaluations.found(wait=round == last):
-                known = [HistoryRow(number, row) for row in found]
-                for outcome, row in zip(outcomes, known, strict=True):
-                    outcome.history.append(row)
-                tell(Evaluated(number, known))
-                rows = known if number == round else rows
-            tell(RoundDone(round, last, models, rows))
+    for round in moved.rounds():
+        models = moved.models
+        rows = [HistoryRow(round) for _ in settings]
+        if round in evaluated:
+            found = evaluate_all(evaluators, models, schedule.full)
+            rows = [HistoryRow(round, values) for values in found]
+            for outcome, row in zip(outcomes, rows, strict=True):
+                outcome.history.append(row)
+            tell(Evaluated(round, rows))
+        tell(RoundDone(round, last, models, rows))
     if moved.in_vain:
         return None
     _conclude(outcomes, moved, evaluators, schedule.full)
