@@ -1,5 +1,4 @@
-"""A GPU's own programs next to what they represent: the same draws, the same steps, the same
-bounds.
+"""A GPU's own program next to what it represents: the same steps, the same bounds.
 
 They run on a GPU, or without one under Triton's interpreter where Triton is installed:
 ``TRITON_INTERPRET=1 python -m pytest tests/engines/test_fused.py``. What needs neither runs always.
@@ -23,7 +22,6 @@ from dpscaffold.algorithms import Broadcast, Known, Participant
 from dpscaffold.algorithms.affine import affine
 from dpscaffold.engines import Hardware, Simulator
 from dpscaffold.engines.fast import devices, fused, kernels
-from dpscaffold.engines.fast.draws import DeviceDraws
 from dpscaffold.engines.fast.kernels.linear import LinearModel, Steps, run_steps
 from dpscaffold.engines.participation import participate
 from dpscaffold.tasks import Linear, Logistic
@@ -86,35 +84,6 @@ def test_stacked_runs_that_share_draws_end_where_they_do_alone(programs_used):
     torch.testing.assert_close(together[0], alone[0], rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(together[2], alone[0], rtol=1e-5, atol=1e-6)
     assert not torch.allclose(together[1], alone[0], rtol=1e-3, atol=1e-3)
-
-
-sizes = st.lists(
-    st.integers(1, 70).flatmap(lambda r: st.tuples(st.just(r), st.integers(1, r))),
-    min_size=1,
-    max_size=4,
-)
-
-
-@with_programs
-@few
-@given(sizes=sizes, seed=st.integers(0, 2**40), first=st.integers(0, 2**20), size=st.integers(1, 9))
-def test_programs_draw_the_very_numbers(sizes, seed, first, size):
-    records, batches = zip(*sizes, strict=True)
-    users = range(3, 3 + len(sizes))
-    draws = DeviceDraws([seed] * len(sizes), [2] * len(sizes), users, DEVICE)
-
-    def all_of_them():
-        poisson = draws.poisson(first, 2, records, batches)
-        narrow = draws.poisson(first, 2, records, batches, width=max(1, max(batches) // 2))
-        made = [draws.normals(first, 2, size), draws.fixed(first, 2, records, batches).index]
-        return [*made, poisson.index, poisson.weight, narrow.index, narrow.overflowed]
-
-    found = all_of_them()
-    assert not kernels._refused
-    with kernels.switched_off():
-        meant = all_of_them()
-    for number, (one, other) in enumerate(zip(found, meant, strict=True)):
-        assert torch.equal(one, other), number
 
 
 # --- one step of one record, over all floats ---

@@ -22,7 +22,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpscaffold.engines.fast.kernels import drawing as kernels
 from dpscaffold.engines.machine import sent
 from dpscaffold.errors import BadInput
 from dpscaffold.randomness.philox import Words, philox, standard_normals, whole_numbers
@@ -95,7 +94,7 @@ class DeviceDraws:
         return made
 
     def _take(self, where: Tensor) -> None:
-        self.device, self._count, self._where = where.device, len(where), where
+        self.device, self._count = where.device, len(where)
         user, round, *keys = where.split(1, dim=1)
         self._user, self._round = user, round
         self._keys = {BATCHES: (keys[0], keys[1]), NOISE: (keys[2], keys[3])}
@@ -103,9 +102,6 @@ class DeviceDraws:
     def normals(self, first: int, steps: int, size: int) -> Tensor:
         """Standard normals of this many steps from step ``first`` on, (steps, U, size) float32."""
         _within_words("step", [first, first + steps - 1])
-        fused = kernels.standard_normals(self._where, first, steps, size)
-        if fused is not None:
-            return fused
         out = torch.empty(steps, self._count, size, device=self.device)
         blocks = -(-size // 4)
         for start, stop in _pieces(steps, self._count * blocks):
@@ -138,9 +134,6 @@ class DeviceDraws:
         number = torch.arange(most, device=self.device)
         wanted = torch.arange(width, device=self.device) < wide
         padded = None if even else wanted.float().expand(steps, -1, -1)
-        fused = kernels.fixed_batches(self._with(counts), first, steps, most, width)
-        if fused is not None:
-            return DeviceBatches(fused, padded)
         index = torch.empty(steps, self._count, width, dtype=torch.int64, device=self.device)
         for start, stop in _pieces(steps, self._count * most):
             keys = self._whole(first + start, stop - start, most)
@@ -184,11 +177,6 @@ class DeviceDraws:
         def again() -> DeviceBatches:
             return self.poisson_of(first, steps, counts, most, most)
 
-        fused = kernels.poisson_batches(self._with(counts), first, steps, most, width)
-        if fused is not None:
-            index, drawn = fused
-            weight = (places < drawn[..., None]).float()
-            return DeviceBatches(index, weight, (drawn > width).any(), again)
         number = torch.arange(most, device=self.device)
         shape = (steps, self._count, width)
         index = torch.zeros(shape, dtype=torch.int64, device=self.device)
@@ -207,10 +195,6 @@ class DeviceDraws:
             weight[start:stop] = real
             overflowed |= (count[..., -1] > width).any()
         return DeviceBatches(index, weight, overflowed, again)
-
-    def _with(self, counts: Tensor) -> Tensor:
-        """Addresses and sizes side by side, (U, 10), as programs of a GPU read them."""
-        return torch.cat([self._where, counts], dim=1)
 
     def _whole(self, first: int, steps: int, count: int) -> Tensor:
         """``count`` numbers in [0, 2⁶³) for every step and participant, (steps, U, count)."""

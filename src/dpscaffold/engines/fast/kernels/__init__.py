@@ -1,4 +1,4 @@
-"""Work of a GPU that is worth a program of its own: draws, and the steps of linear models.
+"""Work of a GPU that is worth a program of its own: the steps of linear models.
 
 Belongs here: programs of a GPU and their launch. Does not belong here: any result of its own.
 

@@ -1,8 +1,7 @@
 """The programs themselves, in Triton's dialect of Python: each runs once for every block of a grid.
 
 Names in capitals are constants of the compilation. What each program computes is said, and called,
-in :mod:`~dpscaffold.engines.fast.kernels.drawing` and
-:mod:`~dpscaffold.engines.fast.kernels.linear`.
+in :mod:`~dpscaffold.engines.fast.kernels.linear`.
 """
 
 from __future__ import annotations
@@ -10,98 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-#: 2⁶³ − 1: no key of a record is larger.
-_LARGEST = tl.constexpr(9223372036854775807)
-
 #: What represents a norm of zero where something is divided by it.
 _VANISHED = tl.constexpr(1e-290)
-
-#: 2⁻⁴⁰ and 2π·2⁻²⁴.
-_FINEST = tl.constexpr(9.094947017729282e-13)
-_ANGLE = tl.constexpr(3.7450702829239286e-07)
-
-
-@triton.jit
-def _words(place, step, where, KEY: tl.constexpr):
-    """Philox-4x32-10 at (place, step, user, round), under the two words from column ``KEY``."""
-    user = tl.load(where).to(tl.uint32)
-    round = tl.load(where + 1).to(tl.uint32)
-    first = tl.load(where + KEY).to(tl.uint32)
-    second = tl.load(where + KEY + 1).to(tl.uint32)
-    none = place * 0
-    return tl.philox_impl(
-        place, none + step.to(tl.uint32), none + user, none + round, none + first, none + second
-    )
-
-
-@triton.jit
-def _record_keys(where, step, PLACES: tl.constexpr):
-    """Numbers in [0, 2⁶³) for records 0, 1, …, 2·PLACES − 1, in their order."""
-    place = tl.arange(0, PLACES).to(tl.uint32)
-    a, b, c, d = _words(place, step, where, 2)
-    even = ((a & 0x7FFFFFFF).to(tl.int64) << 32) | b.to(tl.int64)
-    odd = ((c & 0x7FFFFFFF).to(tl.int64) << 32) | d.to(tl.int64)
-    return tl.interleave(even, odd)
-
-
-@triton.jit
-def fixed(index, draws, first, users, width, PLACES: tl.constexpr, COLUMNS: tl.constexpr):
-    """The b records with the smallest keys, ascending, of one participant's step."""
-    user, step = tl.program_id(0), tl.program_id(1)
-    where = draws + user * COLUMNS
-    size = tl.load(where + 6)
-    batch = tl.load(where + 7)
-    low = tl.load(where + 8)
-    number = tl.arange(0, 2 * PLACES)
-    keys = _record_keys(where, first + step, PLACES)
-    keys = tl.where(number < size, (keys & ~low) | number, _LARGEST)
-    # Bisection for a bound below which there are exactly b keys; no two are equal.
-    below = tl.full((), 0, tl.int64)
-    above = tl.full((), _LARGEST, tl.int64)
-    bound = above
-    count = size
-    while count != batch:
-        bound = below + ((above - below) >> 1)
-        count = tl.sum((keys < bound).to(tl.int32), 0).to(tl.int64)
-        below = tl.where(count < batch, bound, below)
-        above = tl.where(count > batch, bound, above)
-    chosen = (number < size) & ((keys < bound) | (size == batch))
-    place = tl.cumsum(chosen.to(tl.int32), 0) - 1
-    out = index + (step.to(tl.int64) * users + user) * width
-    tl.store(out + place, number.to(tl.int64), mask=chosen & (place < width))
-
-
-@triton.jit
-def poisson(index, counts, draws, first, users, width, PLACES: tl.constexpr, COLUMNS: tl.constexpr):
-    """The records whose 63 bits are below the rate, ascending, and how many there are."""
-    user, step = tl.program_id(0), tl.program_id(1)
-    where = draws + user * COLUMNS
-    number = tl.arange(0, 2 * PLACES)
-    keys = _record_keys(where, first + step, PLACES)
-    chosen = (keys < tl.load(where + 9)) & (number < tl.load(where + 6))
-    place = tl.cumsum(chosen.to(tl.int32), 0) - 1
-    row = step.to(tl.int64) * users + user
-    tl.store(index + row * width + place, number.to(tl.int64), mask=chosen & (place < width))
-    tl.store(counts + row, tl.sum(chosen.to(tl.int64), 0))
-
-
-@triton.jit
-def normals(out, draws, first, users, size, PLACES: tl.constexpr, COLUMNS: tl.constexpr):
-    """Four standard normals a place, by Box and Muller in float64."""
-    user, step = tl.program_id(0), tl.program_id(1)
-    place = tl.program_id(2) * PLACES + tl.arange(0, PLACES)
-    a, b, c, d = _words(place.to(tl.uint32), first + step, draws + user * COLUMNS, 4)
-    row = out + (step.to(tl.int64) * users + user) * size
-    at = place * 4
-    for pair in tl.static_range(2):
-        high = (a if pair == 0 else c).to(tl.int64)
-        low = (b if pair == 0 else d).to(tl.int64)
-        uniform = (((high << 8) | (low >> 24)).to(tl.float64) + 0.5) * _FINEST
-        angle = ((low & 0xFFFFFF).to(tl.float64) + 0.5) * _ANGLE
-        radius = tl.sqrt(-2.0 * tl.log(uniform))
-        put = at + 2 * pair
-        tl.store(row + put, (radius * tl.cos(angle)).to(tl.float32), mask=put < size)
-        tl.store(row + put + 1, (radius * tl.sin(angle)).to(tl.float32), mask=put + 1 < size)
 
 
 @triton.jit
