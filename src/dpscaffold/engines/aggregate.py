@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dpscaffold.algorithms import Algorithm, Broadcast, Known, Local, Participant, Upload
 from dpscaffold.engines.machine import sent
-from dpscaffold.engines.state import DeviceNumbers, Draw, RoundUploads
+from dpscaffold.engines.state import Draw, RoundUploads
 from dpscaffold.errors import BadInput
 from dpscaffold.setting import Setting
 from dpscaffold.setting.secure import SumPlan
@@ -90,7 +90,7 @@ class Aggregate:
         totals = {name: value / self.users for name, value in self.totals.items()}
         drift = torch.stack(self.drifts).max() if self.drifts else torch.zeros(())
         return RoundUploads(
-            Upload(self.mean, totals), tuple(self.arrived), DeviceNumbers({"largest_drift": drift})
+            Upload(self.mean, totals), tuple(self.arrived), {"largest_drift": drift}
         )
 
 

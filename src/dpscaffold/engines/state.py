@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -97,36 +97,17 @@ class Draw:
     active: np.ndarray
 
 
-class DeviceNumbers(Mapping[str, float]):
-    """Numbers that stay on their device until one is read: a round need not wait for them.
-
-    >>> dict(DeviceNumbers({"largest_drift": torch.tensor(0.5)}))
-    {'largest_drift': 0.5}
-    """
-
-    def __init__(self, numbers: Mapping[str, Tensor]) -> None:
-        self._numbers = dict(numbers)
-
-    def __getitem__(self, name: str) -> float:
-        return float(self._numbers[name])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._numbers)
-
-    def __len__(self) -> int:
-        return len(self._numbers)
-
-
 @dataclass(frozen=True)
 class RoundUploads:
     """What a round brings back: the mean upload, who it came from, and what it tells about itself.
 
     ``arrived`` may be fewer than take part (a reply is lost); less noise is then in the sum.
+    ``metrics`` may stay on their device, so that a round need not wait for them.
     """
 
     mean: Upload
     arrived: tuple[int, ...]
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float | Tensor] = field(default_factory=dict)
 
 
 class Engine(Protocol):

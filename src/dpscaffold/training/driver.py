@@ -179,7 +179,8 @@ class RunDriver:
         an output decides when the run ends."""
         rounds = done.number if self.stopping is None else self.setting.plan.rounds
         self.spent = self.accounts.live(rounds)
-        return HistoryRow(done.number, {**measured, **done.gathered.metrics, **self.spent})
+        of_round = {name: float(value) for name, value in done.gathered.metrics.items()}
+        return HistoryRow(done.number, {**measured, **of_round, **self.spent})
 
     def _is_due(self, round: int, every: int) -> bool:
         return round % every == 0 or round == self.setting.plan.rounds
