@@ -32,14 +32,6 @@ def one_thread():
     torch.set_num_threads(1)
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory, monkeypatch):
-    """Solved optima go to a folder of the test's own."""
-    folder = tmp_path_factory.mktemp("cache")
-    monkeypatch.setenv("DPSCAFFOLD_CACHE", str(folder))
-    return folder
-
-
 ON_A_GPU = os.environ.get("TEST_DEVICE", "cpu") != "cpu"
 
 

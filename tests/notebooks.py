@@ -21,7 +21,7 @@ def executed(path: Path, folder: Path) -> Any:
     import nbformat
     from nbclient import NotebookClient
 
-    os.environ |= {"OMP_NUM_THREADS": "1", "DPSCAFFOLD_CACHE": str(folder / "cache")}
+    os.environ |= {"OMP_NUM_THREADS": "1"}
     notebook = nbformat.read(path, as_version=4)
     resources = {"metadata": {"path": str(folder)}}
     NotebookClient(notebook, timeout=300, kernel_name="python3", resources=resources).execute()

@@ -1,4 +1,4 @@
-"""The central optimum: stationary, lowest, equal to another library's, and cached."""
+"""The central optimum: stationary, lowest, equal to another library's."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from sklearn.linear_model import LogisticRegression
 from small import EQUAL, UNEQUAL, federation
 
 from dpscaffold.tasks import Logistic, Mlp
-from dpscaffold.training import optimum as file
 from dpscaffold.training.optimum import solve
 
 REGULARISATION = 0.02
@@ -83,38 +82,3 @@ def test_a_network_has_no_optimum_to_speak_of():
     """Only convex tasks are solved."""
     with refuses("not-convex: 'mlp'"):
         solve(federation(), Mlp(4, 3), REGULARISATION)
-
-
-def test_it_is_solved_once(own_cache, monkeypatch):
-    """The second call reads the cache; other data, another λ or no cache solve again."""
-    data, task, calls = federation(), Logistic(4, 3), []
-    solver = file._minimise
-    monkeypatch.setattr(file, "_minimise", lambda *args: calls.append(1) or solver(*args))
-    first = solve(data, task, 0.1)
-    again = solve(data, task, 0.1)
-    assert len(calls) == 1 and torch.equal(first.params, again.params) and first.loss == again.loss
-    assert any(own_cache.rglob("*.pt")) and not any(own_cache.rglob("*.tmp"))
-    solve(data, task, 0.2)
-    solve(federation(seed=1), task, 0.1)
-    solve(data, task, 0.1, cache=False)
-    assert len(calls) == 4
-
-
-@pytest.mark.parametrize("damage", [b"", b"not a tensor", b"PK\x03\x04 cut short"])
-def test_a_damaged_cache_is_survived(own_cache, damage):
-    """A file that cannot be read is solved again and repaired."""
-    first = solve(federation(), Logistic(4, 3), 0.1)
-    (path,) = own_cache.rglob("*.pt")
-    path.write_bytes(damage)
-    again = solve(federation(), Logistic(4, 3), 0.1)
-    torch.testing.assert_close(first.params, again.params)
-    assert path.stat().st_size > len(damage)
-    assert torch.load(path, weights_only=True)["loss"] == again.loss
-
-
-def test_a_cache_that_cannot_be_written_is_no_obstacle(tmp_path, monkeypatch):
-    """A file stands where the folder should be: the optimum is solved all the same."""
-    blocked = tmp_path / "file"
-    blocked.write_text("")
-    monkeypatch.setenv("DPSCAFFOLD_CACHE", str(blocked))
-    assert solve(federation(), Logistic(4, 3), 0.1).gradient_norm < 1e-6

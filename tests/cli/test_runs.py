@@ -47,7 +47,6 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 def dpscaffold(*arguments, folder):
     """The command line in this folder, with solved optima in it and a wide terminal."""
     with pytest.MonkeyPatch.context() as patch, chdir(folder):
-        patch.setenv("DPSCAFFOLD_CACHE", str(Path(folder) / "cache"))
         patch.setenv("COLUMNS", "200")
         return done_here(*arguments)
 
@@ -218,7 +217,7 @@ LONG = tuple(
 
 def start(config, folder):
     """A longer run in the background."""
-    environment = os.environ | {"DPSCAFFOLD_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         [sys.executable, "-m", "dpscaffold", "train", str(config), "--out", "run", *LONG],
         cwd=folder,

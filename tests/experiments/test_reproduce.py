@@ -310,7 +310,7 @@ def fill(archive, cases, device="cpu", missing=(), diverged=()):
 def test_a_result_of_unfinished_runs_says_so_and_keeps_every_section(tmp_path, monkeypatch):
     """Written from a part of the runs, a table loses no line that other rows have, and names what
     is missing."""
-    monkeypatch.setattr(reproducing, "_optima", lambda cases, scale: {})
+    monkeypatch.setattr(reproducing, "_optima", lambda *given: {})
     chosen = experiment("table1")
     request = ReproduceRequest(tmp_path, seeds=1, rows=("10", "20"))
     cases, folded = chosen_cases(chosen, request)
@@ -322,7 +322,7 @@ def test_a_result_of_unfinished_runs_says_so_and_keeps_every_section(tmp_path, m
     ]
     fill(archive, cases, "some GPU", missing=first_row, diverged=[0])
     fill(archive, folded[:3], "cpu")
-    reproducing.write(chosen, request, cases, folded, archive)
+    reproducing.write(chosen, request, cases, folded, archive, runner.Loader())
     text = (tmp_path / "table1" / "RESULT.md").read_text()
     assert f"**{len(first_row)} runs are not finished yet**" in text
     assert f"**{len(folded) - 3} runs of the cross-validation are not finished yet**" in text
@@ -335,7 +335,7 @@ def test_a_result_of_unfinished_runs_says_so_and_keeps_every_section(tmp_path, m
 
 
 def test_a_missing_entry_of_the_frontier_shifts_no_other(tmp_path, monkeypatch):
-    monkeypatch.setattr(reproducing, "_optima", lambda cases, scale: {})
+    monkeypatch.setattr(reproducing, "_optima", lambda *given: {})
     chosen = experiment("frontier")
     request = ReproduceRequest(tmp_path, seeds=1, rows=("MNIST, γ = 0 %",))
     cases, folded = chosen_cases(chosen, request)
@@ -351,7 +351,7 @@ def test_a_missing_entry_of_the_frontier_shifts_no_other(tmp_path, monkeypatch):
     for k, case in enumerate(cases):
         if k not in gone:
             archive.add([case], [mlp], {"device": "cpu"})
-    reproducing.write(chosen, request, cases, folded, archive)
+    reproducing.write(chosen, request, cases, folded, archive, runner.Loader())
     text = (tmp_path / "frontier" / "RESULT.md").read_text()
     assert "(only MNIST, γ = 0 %)" in text.splitlines()[0]
     assert "| none | not private |  | 25.00 (25.00) | 25.00 (25.00) | 25.00 (25.00) |" in text
@@ -367,7 +367,7 @@ def test_a_missing_entry_of_the_frontier_shifts_no_other(tmp_path, monkeypatch):
 
 
 def test_runs_in_several_places_are_counted_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(reproducing, "_optima", lambda cases, scale: {})
+    monkeypatch.setattr(reproducing, "_optima", lambda *given: {})
     chosen = experiment("figure1")
     request = ReproduceRequest(tmp_path, seeds=1)
     cases, folded = chosen_cases(chosen, request)
@@ -375,7 +375,7 @@ def test_runs_in_several_places_are_counted_once(tmp_path, monkeypatch):
     assert len(distinct) < len(cases)
     archive = Archive(tmp_path, "figure1")
     fill(archive, distinct.values())
-    reproducing.write(chosen, request, cases, folded, archive)
+    reproducing.write(chosen, request, cases, folded, archive, runner.Loader())
     assert f"runs: {len(distinct)}\n" in (tmp_path / "figure1" / "RESULT.md").read_text()
 
 

@@ -18,9 +18,8 @@ TABLES = {
 }
 
 
-def test_unequal_users_pay_for_the_smallest(tmp_path, monkeypatch):
+def test_unequal_users_pay_for_the_smallest():
     """ε = 1 asked, with sizes that spread: the run costs at most 1, and the table says so."""
-    monkeypatch.setenv("DPSCAFFOLD_CACHE", str(tmp_path))
     solved = solved_noise(Case({}, TABLES)).settings
     federation = load_federation(solved.data)
     costs = RANDOM_PARTICIPATION.epsilon(solved.setting(federation).describe())

@@ -233,7 +233,7 @@ def test_the_optimum_of_squared_loss_is_ridge_regression():
     goal = data.train.labels.double().numpy()
     n, ridge = len(goal), 0.05
     exact = np.linalg.solve(rows.T @ rows / n + ridge * np.eye(5), rows.T @ goal / n)
-    found = solve(data, task, ridge, cache=False)
+    found = solve(data, task, ridge)
     np.testing.assert_allclose(found.params.numpy(), exact, atol=1e-6)
 
 

@@ -20,7 +20,6 @@ from dpscaffold import run as run_configuration
 from dpscaffold.cli import app
 from dpscaffold.federation import Federation
 from dpscaffold.runs.budget_file import BudgetFile
-from dpscaffold.training.optimum import solve
 
 PLAN = Plan(rounds=2, local_steps=1, user_ratio=0.5, evaluate_every=2)
 NOISE = Gaussian(noise=8.0, secret=True)
@@ -180,15 +179,3 @@ def test_sites_keep_no_identity_of_their_records(tmp_path):
     drawn = {"run", "nonce", "server_commitment", "anchor", "commitments", "nonces"}
     assert account == same
     assert {name for name in one if one[name] != other[name]} <= drawn
-
-
-def test_solved_optima_are_found_under_a_key_of_the_cache(federation, tmp_path, monkeypatch):
-    names = []
-    for name in "ab":
-        monkeypatch.setenv("DPSCAFFOLD_CACHE", str(tmp_path / name))
-        found = [solve(federation, Logistic(40, 10), 1e-1) for _ in range(2)]
-        assert found[0].loss == found[1].loss
-        names.append({path.name for path in (tmp_path / name / "optima").glob("*.pt")})
-    assert [len(files) for files in names] == [1, 1] and names[0] != names[1]
-    monkeypatch.setenv("DPSCAFFOLD_CACHE", str(tmp_path / "a" / "optima" / "data.key" / "x"))
-    assert solve(federation, Logistic(40, 10), 1e-1).loss == found[0].loss

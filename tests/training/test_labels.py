@@ -113,7 +113,7 @@ def test_labels_without_a_common_layer_have_the_optima_of_each_alone() -> None:
     strength = 1e-2
     federation = Federation.from_arrays([(x, held)], [(x, held)], LABELS, target="labels")
     task = Linear(4, 3, LOSSES["labels"])
-    found = solve(federation, task, strength, cache=False)
+    found = solve(federation, task, strength)
     padded = np.concatenate([x.astype(float), np.ones((len(x), 1))], axis=1)
     for j in range(3):
         alone = LogisticRegression(C=1 / (strength * len(x)), fit_intercept=False, tol=1e-12)

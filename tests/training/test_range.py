@@ -25,7 +25,6 @@ from dpscaffold.federation import Federation, Target
 from dpscaffold.setting import Setting
 from dpscaffold.tasks import LOSSES
 from dpscaffold.tasks.metrics import METRICS
-from dpscaffold.training.optimum import solve
 from dpscaffold.training.stack import Outcome
 from dpscaffold.training.stopping import Stopping
 from dpscaffold.tuning.private_scores import ScoreRule, record_sums
@@ -241,24 +240,6 @@ def test_a_range_is_what_scaling_by_hand_does() -> None:
     torch.testing.assert_close(ranged.params, scaled.params)
     assert ranged.final["test_rmse"] == pytest.approx(175 * scaled.final["test_rmse"], rel=1e-3)
     assert ranged.final["train_loss"] == pytest.approx(scaled.final["train_loss"], rel=1e-5)
-
-
-def test_a_remembered_optimum_is_judged_in_the_units_of_its_own_range(
-    tmp_path, monkeypatch
-) -> None:
-    """The same records on the scale of training, and two ranges."""
-    monkeypatch.setenv("DPSCAFFOLD_CACHE", str(tmp_path))
-    rng = np.random.default_rng(2)
-    x = rng.normal(size=(30, 2)).astype(np.float32)
-    y = (x[:, 0] / 4 + rng.normal(size=30) / 8).clip(-1, 1)
-    made = [
-        Federation.from_arrays(
-            [(x, half * y)], [(x, half * y)], target=Target("number", low=-half, high=half)
-        )
-        for half in (1.0, 8.0)
-    ]
-    found = [solve(one, Linear(2, 1, LOSSES["squared"]), 0.01).metrics["test_rmse"] for one in made]
-    assert found[1] == pytest.approx(8 * found[0], rel=1e-4)
 
 
 def test_public_records_of_a_server_are_judged_in_points() -> None:

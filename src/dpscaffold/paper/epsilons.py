@@ -1,4 +1,4 @@
-"""ε of a configuration by view and bound, computed once and kept."""
+"""ε of a configuration by view and bound, computed once in a process."""
 
 from __future__ import annotations
 

@@ -17,7 +17,6 @@ from dpscaffold.paper.cases import Case
 from dpscaffold.paper.definition import Experiment
 from dpscaffold.paper.runner import Loader, run_cases, user_steps
 from dpscaffold.training.events import Listener, Writing, silence
-from dpscaffold.training.optimum import solve
 
 
 @dataclass(frozen=True)
@@ -115,7 +114,7 @@ def reproduce(
         if request.only_runs:
             return [archive.path.name]
         tell(Writing())
-        return write(experiment, request, cases, folded, archive)
+        return write(experiment, request, cases, folded, archive, loader)
 
 
 def write(
@@ -124,6 +123,7 @@ def write(
     cases: list[Case],
     folded: list[Case],
     archive: Archive,
+    loader: Loader,
 ) -> list[str]:
     """The tidy results, the figure and RESULT.md of what is finished."""
     from dpscaffold.paper.figures import draw
@@ -141,7 +141,10 @@ def write(
     folder = archive.folder
     folder.mkdir(parents=True, exist_ok=True)
     made = Provenance(
-        request.command(experiment.name), request.scale, _optima(cases, request.scale), request.rows
+        request.command(experiment.name),
+        request.scale,
+        _optima(cases, request.scale, loader),
+        request.rows,
     )
     written = [write_tidy(results.tidy(), folder)]
     written += draw(results, folder, title(experiment, request.scale, request.rows))
@@ -150,21 +153,18 @@ def write(
     return [*written, write_result(results, folder, made)]
 
 
-def _optima(cases: list[Case], scale: float) -> dict[tuple[str, float], float]:
+def _optima(cases: list[Case], scale: float, loader: Loader) -> dict[tuple[str, float], float]:
     """Test accuracy of x* of every distinct objective on synthetic data: by ``[data]`` table and λ.
 
     Without ℓ2 the solver needs minutes, which a scaled-down version does not spend.
     """
-    loader = Loader(keep=1)
     found: dict[tuple[str, float], float] = {}
     for case in filter(_solvable, cases):
         objective = case.objective
         if objective not in found and (scale == 1 or objective[1] > 0):
-            federation = loader.get(case)
-            task = case.settings.task.build(federation)
-            accuracy = solve(federation, task, objective[1]).test_accuracy
-            if accuracy is not None:
-                found[objective] = accuracy
+            best = loader.optimum(case)
+            if best is not None and best.test_accuracy is not None:
+                found[objective] = best.test_accuracy
     return found
 
 

@@ -20,7 +20,7 @@ from dpscaffold.paper.solving import solved_noise
 from dpscaffold.runs.written import versions
 from dpscaffold.setting import Setting
 from dpscaffold.training.events import Listener, StackBegun, StackDone
-from dpscaffold.training.optimum import solve
+from dpscaffold.training.optimum import Optimum, solve
 from dpscaffold.training.stack import ROWS, train_stack
 from dpscaffold.tuning.folds import fold_federation
 
@@ -111,12 +111,14 @@ def _structure(case: Case) -> tuple[str, int]:
 
 @dataclass
 class Loader:
-    """Federations by their ``[data]`` table and fold; the last few stay in memory. ``data_dir`` is
+    """Federations by their ``[data]`` table and fold, of which the last few stay in memory, and the
+    optima of their convex tasks. ``data_dir`` is
     the folder of the datasets, if it is not the usual."""
 
     keep: int = 8
     data_dir: Path | None = None
     _held: dict[str, Federation] = field(default_factory=dict)
+    _optima: dict[tuple[object, ...], Optimum] = field(default_factory=dict)
 
     def get(self, case: Case) -> Federation:
         """The federation of a case; equal tables give the same object, so a stack stores it
@@ -130,6 +132,19 @@ class Loader:
         fold, folds = case.fold
         whole = self._remember(base, lambda: load_federation(data))
         return self._remember(f"{base} {fold}/{folds}", lambda: fold_federation(whole, fold, folds))
+
+    def optimum(self, case: Case) -> Optimum | None:
+        """x* of a case, solved once; None where its task is not convex."""
+        federation = self.get(case)
+        task = case.settings.task.build(federation)
+        if not task.convex:
+            return None
+        kind = case.settings.task.model_dump_json()
+        key = (*case.objective, kind, case.fold)
+        if key not in self._optima:
+            strength = case.settings.plan.regularisation
+            self._optima[key] = solve(federation, task, strength)
+        return self._optima[key]
 
     def _remember(self, key: str, load: Callable[[], Federation]) -> Federation:
         if key not in self._held:
@@ -159,7 +174,12 @@ def run_cases(
         started = time.perf_counter()
         data = [loader.get(case) for case in stack.cases]
         settings = [_setting(*one) for one in zip(stack.cases, data, strict=True)]
-        optima = _optima(settings, data) if optimum else {}
+        optima = {}
+        if optimum:
+            for case, federation in zip(stack.cases, data, strict=True):
+                best = loader.optimum(case)
+                if best is not None:
+                    optima[id(federation), case.settings.plan.regularisation] = best.loss
         outcomes = train_stack(settings, data, stack.cases[0].schedule, device, tell, optima)
         archive.add(stack.cases, outcomes, made)
         seconds = time.perf_counter() - started
@@ -168,21 +188,6 @@ def run_cases(
 
 def _setting(case: Case, federation: Federation) -> Setting:
     return solved_noise(case, federation.roster).settings.setting(federation)
-
-
-def _optima(
-    settings: Sequence[Setting], federations: Sequence[Federation]
-) -> dict[tuple[int, float], float]:
-    """F(x*) of every (federation, λ) of a stack of convex tasks."""
-    wanted = {
-        (id(data), setting.plan.regularisation): (data, setting)
-        for setting, data in zip(settings, federations, strict=True)
-        if setting.task.convex
-    }
-    return {
-        key: solve(data, setting.task, setting.plan.regularisation).loss
-        for key, (data, setting) in wanted.items()
-    }
 
 
 def _device_name(device: torch.device) -> str:

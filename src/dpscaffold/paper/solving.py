@@ -1,16 +1,11 @@
-"""Numbers that follow from a privacy budget: the largest T of a plan, or its noise. Solved once,
-then kept."""
+"""Numbers that follow from a privacy budget: the largest T of a plan, or its noise. Solved once
+in a process."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
-from pathlib import Path
-from typing import Any
 
 from dpscaffold.config import Configuration
 from dpscaffold.data.config import DataSettings, Pooled, Synthetic
@@ -25,7 +20,6 @@ from dpscaffold.privacy import (
     calibrate_noise,
     largest_rounds,
 )
-from dpscaffold.training.optimum import cache_folder
 
 
 def run_of(settings: Configuration, sizes: Sequence[int] | None = None) -> Mechanism:
@@ -91,43 +85,13 @@ def solved_noise(case: Case, roster: Roster | None = None) -> Case:
     return solved
 
 
+#: Answers of this process: figures of the same runs ask for the same ones.
+_known: dict[str, float] = {}
+
+
 def remember(what: str, run: Mechanism, epsilon: float, solve: Callable[[], float]) -> float:
-    """An answer from this process, from the cache folder, or solved now and kept in both."""
-    content = json.dumps([what, run.to_dict(), epsilon, 1], sort_keys=True)
-    key = hashlib.blake2b(content.encode(), digest_size=12).hexdigest()
-    return _stored(key, _Solve(solve))
-
-
-class _Solve:
-    """A computation that does not count in the key of a cache."""
-
-    def __init__(self, solve: Callable[[], float]) -> None:
-        self.solve = solve
-
-    def __hash__(self) -> int:
-        return 0
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Solve)
-
-
-@cache
-def _stored(key: str, solve: _Solve) -> float:
-    path = cache_folder() / "solved" / f"{key}.json"
-    try:
-        return float(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError):
-        value: Any = solve.solve()
-    _write(path, json.dumps(value))
-    return float(value)
-
-
-def _write(path: Path, text: str) -> None:
-    """Keep the answer where there is a writable place for it."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(f".{os.getpid()}.tmp")
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, path)
-    except OSError:
-        return
+    """An answer, solved once in this process."""
+    key = json.dumps([what, run.to_dict(), epsilon], sort_keys=True)
+    if key not in _known:
+        _known[key] = float(solve())
+    return _known[key]

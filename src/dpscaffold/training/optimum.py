@@ -3,19 +3,15 @@ reach."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
-from dpscaffold.atomic import binary_file
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
-from dpscaffold.runs.data_key import KEY, identity, open_key
 from dpscaffold.tasks import Batch, Task
 from dpscaffold.training.evaluator import Evaluator
 
@@ -32,22 +28,15 @@ class Optimum:
     metrics: dict[str, float | None] = field(default_factory=dict)
 
 
-def cache_folder() -> Path:
-    """Where solved optima are kept: ``DPSCAFFOLD_CACHE``, or the platform's cache folder."""
-    from platformdirs import user_cache_dir
-
-    return Path(os.environ.get("DPSCAFFOLD_CACHE") or user_cache_dir("dpscaffold"))
-
-
-def solve(federation: Federation, task: Task, regularisation: float, cache: bool = True) -> Optimum:
-    """Minimise F(x) = (1/M)ΣF_i(x) + (λ/2)‖x‖² to ‖∇F‖ ≤ 1e-7 in double precision, and remember it.
+def solve(federation: Federation, task: Task, regularisation: float) -> Optimum:
+    """Minimise F(x) = (1/M)ΣF_i(x) + (λ/2)‖x‖² to ‖∇F‖ ≤ 1e-7 in double precision.
 
     F weighs users equally, whatever their sizes, as the paper's objective does. Only convex tasks
     have one optimum to speak of; others are refused.
 
     >>> from dpscaffold import synthetic, Logistic
     >>> federation = synthetic(users=4, records=60, seed=1)
-    >>> optimum = solve(federation, Logistic(40, 10), regularisation=1e-2, cache=False)
+    >>> optimum = solve(federation, Logistic(40, 10), regularisation=1e-2)
     >>> optimum.gradient_norm < 1e-6
     True
     """
@@ -57,50 +46,7 @@ def solve(federation: Federation, task: Task, regularisation: float, cache: bool
             f"the task {task.name!r} is not convex, so it has no central optimum to solve for; "
             f"leave it out",
         )
-    path = None
-    if cache:
-        data = f"{federation.train.digest()} {federation.test.digest()}"
-        if federation.target.low is not None:  # its metrics are in the units of the range
-            data += f" {federation.target.low!r} {federation.target.high!r}"
-        path = _place(f"{data} {task.name} {task.parameters} {regularisation!r} v2")
-        if path is not None and path.exists():
-            try:
-                return Optimum(**torch.load(path, weights_only=True))
-            except Exception:  # a damaged cache is only a reason to solve again
-                path.unlink(missing_ok=True)
-    optimum = _minimise(federation, task, regularisation)
-    if path is not None:
-        _store(path, optimum)
-    return optimum
-
-
-def _place(content: str) -> Path | None:
-    """The file of an optimum, named under a key of the cache; None where none can be kept."""
-    folder = cache_folder() / "optima"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder / f"{identity(open_key(folder / KEY), content)}.pt"
-    except (OSError, BadInput):
-        return None
-
-
-def _store(path: Path, optimum: Optimum) -> None:
-    """Write the cache; a machine without a writable one solves again next time."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(f".{os.getpid()}.tmp")
-        try:
-            with binary_file(partial) as stream:
-                torch.save(vars(optimum), stream)
-            os.replace(partial, path)
-        finally:
-            partial.unlink(missing_ok=True)
-    except OSError:
-        return
-
-
-def _minimise(federation: Federation, task: Task, regularisation: float) -> Optimum:
-    """L-BFGS on the weighted sum over all records, in blocks."""
+    # L-BFGS on the weighted sum over all records, in blocks.
     train = federation.train
     share = torch.repeat_interleave(1.0 / (train.users * train.sizes.double()), train.sizes)
     size = 1 << 16
