@@ -46,7 +46,6 @@ NOT_RUN = [
         "needs a container engine or systemd; tests/deploy/test_packages.py checks both",
     ),
     ("docs/reproduction.md", "an hour and more on two cores"),
-    ("docs/reproduction.md", "needs data, and trains whole plans"),
     (
         "examples/flower-app/README.md",
         "names hosts and paths of your own federation; tests/deploy/test_flower_app.py runs "
