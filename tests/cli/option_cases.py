@@ -546,12 +546,6 @@ DEPLOYED = (
         acts="--server site/server; --epsilon 0.5 --server site/server",
     ),
     Mode("server remove", "a site", "one", acts="--server site/server"),
-    Mode(
-        "server joining",
-        AS_ASKED,
-        "deployed one.joining",
-        acts="--server site/server; --json",
-    ),
     Mode("server status", "a run", "deployed", acts="--json", refused="--page 0.0.0.0:8080"),
     Mode("site init", "an invitation", "site/one.invitation", acts="--out other"),
     Mode(
@@ -605,12 +599,6 @@ DEPLOYED = (
         "rows",
         "site/one/site.toml rows.csv",
         acts="--run 7; --personal; --json; --label well; --figure figure.png",
-    ),
-    Mode(
-        "site joining",
-        AS_ASKED,
-        "site/one/site.toml",
-        acts="--run 7; --out other; --json",
     ),
     Mode(
         "site personalise",

@@ -202,8 +202,6 @@ def tell_instead(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands that serve until they are stopped, or download, say what they were asked for
     instead."""
     import dpscaffold.data
-    from dpscaffold.deployment.server import joining as at_server
-    from dpscaffold.deployment.site import joining as at_site
     from dpscaffold.deployment.transports.flower import link, operation, serving
 
     def told(*arguments: object, **named: object) -> None:
@@ -218,14 +216,3 @@ def tell_instead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link, "serve_link", lambda where, ready: told(where))
     monkeypatch.setattr(serving, "run_deployed", lambda *words, **more: told(*words[:-1], **more))
     monkeypatch.setattr(operation, "start_site", lambda *words: told(*words[:2], *words[3:]))
-
-    def made(*words: object) -> at_site.MadeJoining:
-        told(*words)
-        return at_site.MadeJoining(Path("a.joining"), 1.0, False)
-
-    def joined(*words: object) -> at_server.JoiningOverSites:
-        told(*words)
-        return at_server.JoiningOverSites("accuracy", ("a",), 0.0, 0.0, 1.0, 1.0)
-
-    monkeypatch.setattr(at_site, "make_joining", made)
-    monkeypatch.setattr(at_server, "joined", joined)

@@ -131,6 +131,10 @@ def test_a_server_killed_before_its_checkpoint_counts_the_round_once(tmp_path, m
     account = read_account(tmp_path / "run")
     assert account.ledger.participations.tolist() == [4, 4, 4]
     assert account.ledger.repeats == ()
+    # A release after the run that cannot be added must not be left out of its ε.
+    (tmp_path / "run" / "joining.json").write_text("{}")
+    with refuses("wrong-version"):
+        read_account(tmp_path / "run")
 
 
 def test_a_fresh_answer_to_a_repeated_round_is_counted_again(tmp_path, monkeypatch):

@@ -215,9 +215,8 @@ OTHERWISE = {"unprotected": None, "rehearsal": Gaussian(clip=0.7, noise=20.0)}
 
 
 def test_every_number_of_the_policy_is_in_the_table():
-    """All but what is for preparation (test_preparation_deployed.py) and for the comparison that a
-    site writes after a run (test_joining.py)."""
-    assert {*STRICTER, "preparation", "evaluation_epsilon"} == set(Policy.model_fields)
+    """All but what is for preparation (test_preparation_deployed.py)."""
+    assert {*STRICTER, "preparation"} == set(Policy.model_fields)
 
 
 @pytest.mark.parametrize("name", STRICTER)

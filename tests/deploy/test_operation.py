@@ -107,6 +107,28 @@ def test_the_ledger_quotes_the_cap(site):
     assert json.loads(said("site", "status", site, "--json").output)["online"] is False
 
 
+def test_releases_outside_runs_stay_in_the_ledger(site):
+    """A ledger may hold what a site let out by itself: steps of its own, or noised numbers."""
+    state = site.parent / "state"
+    state.mkdir()
+    ledger = SiteLedger(state / "ledger.jsonl", "north")
+    mechanism = Gaussian(1.0, 20.0, "fixed", "record", True)
+    for run, made, algorithm, epsilon in (
+        ("ab" * 16, mechanism, "fine-tune", 2.0),
+        ("cd" * 16, None, "evaluation", 1.5),
+    ):
+        terms = Terms(1, 4, 1.0, 1.0, "uniform", algorithm, "logistic", 8, made)
+        granted = SiteGrant(1, epsilon, 1e-7 if made else 0.0)
+        ledger.reserve(GrantedRun(run, run, granted, terms.to_dict(50, 50, False)))
+        ledger.begin(run, run)
+        ledger.participate(run, 1)
+    shown = ledger_of(site)
+    assert shown["epsilon_left"] == pytest.approx(9.0 - 3.5)
+    assert shown["participations"] == 2 and shown["runs_left"] == 8
+    assert shown["runs"][1]["epsilon_spent"] == 1.5
+    assert "ε spent 1.5" in said("site", "ledger", site).output
+
+
 def test_bad_input_is_one_sentence(site, tmp_path):
     from dpscaffold.cli import main  # noqa: F401  (the sentences are printed there)
 

@@ -77,8 +77,6 @@ EXCUSED = {
     "site personalise": "personalise does the work, and is killed",
     "site predict": "predict does the work, and is killed",
     "site export": "export does the work, and is killed",
-    "site joining": "the ledger, then a file that is replaced whole; tests/deploy/test_joining.py",
-    "server joining": "one file that is replaced whole",
     "site ledger": "prints",
     "site requests": "prints",
     "provision renew": "a file and a folder, each replaced whole",

@@ -189,24 +189,6 @@ def remove(
 
 
 @app.command()
-def joining(
-    run_folder: Annotated[Path, typer.Argument(help="Run folder.")],
-    files: Annotated[list[Path], typer.Argument(help="The NAME.joining files of its sites.")],
-    folder: Folder = Path("federation/server"),
-    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
-) -> None:
-    """Say whether joining helped on average, from what sites wrote with 'site joining'."""
-    from dpscaffold.deployment.transports import flower
-
-    flower.require()
-    from dpscaffold.deployment.server.joining import joined
-
-    found = joined(run_folder, folder, files)
-    shown = found.to_dict()
-    typer.echo(json.dumps(shown, indent=2) if as_json else f"{found.sentence}\n{shown['note']}")
-
-
-@app.command()
 def status(
     run_folder: Annotated[Path, typer.Argument(help="Run folder.")],
     page: Annotated[

@@ -184,7 +184,6 @@ for _command in (
     site_model.predict,
     site_model.evaluate,
     site_model.personalise,
-    site_model.joining,
     site_model.export,
     site_runs.requests,
     site_runs.approve,

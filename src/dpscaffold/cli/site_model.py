@@ -139,37 +139,6 @@ def personalise(
     show_personal(compared, out, as_json, coverage(model))
 
 
-def joining(
-    file: File = Path("site.toml"),
-    data: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            help="Labelled rows to compare on: .csv or .parquet files. Default: a fifth of this "
-            "site's records."
-        ),
-    ] = None,
-    run: Run = None,
-    out: Annotated[Path | None, typer.Option(help="File to write. Default: NAME.joining.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
-) -> None:
-    """Write whether joining helped here, with noise, for the server ('server joining')."""
-    _require()
-    from dpscaffold.deployment.site.joining import make_joining
-    from dpscaffold.privacy.showing import round_up
-
-    made = make_joining(file, out, run, data or [])
-    if as_json:
-        said = {"file": str(made.path), "epsilon": made.epsilon, "again": made.again}
-        typer.echo(json.dumps(said, indent=2))
-        return
-    typer.echo(
-        f"{made.path}: the same file as before; nothing was spent again"
-        if made.again
-        else f"{made.path}: send it to the server; the ledger has ε = {round_up(made.epsilon)} for "
-        f"it, whatever changes in this site's records"
-    )
-
-
 def export(
     file: File = Path("site.toml"),
     to: exporting.FormatOption = "onnx",

@@ -13,7 +13,6 @@ from rich.console import Console
 from dpscaffold.cli.subject import Numbers, StatementSubject, from_source
 from dpscaffold.privacy import VIEWS, Ledger, PrivacyError, bound_for
 from dpscaffold.privacy.composition import GIVEN, JointGuarantee, RunPart, together
-from dpscaffold.privacy.costs import Cost
 from dpscaffold.privacy.human import GROUPS
 from dpscaffold.privacy.showing import round_up
 from dpscaffold.report.fitting import legible
@@ -102,19 +101,13 @@ def parts_of(source: Path, about: StatementSubject, colluders: int) -> list[RunP
             rounds=rounds,
             bounds={view: bound_for(run, view, repeats, colluders) for view in VIEWS},
             ledger=ledger,
-            costs=(*about.extra_costs, *_compared(about)) if k == 0 else (),
+            costs=tuple(about.extra_costs) if k == 0 else (),
             secret=not about.simulated,
             drawn=about.drawn,
             source=str(source),
         )
         found.append(part)
     return found
-
-
-def _compared(about: StatementSubject) -> tuple[Cost, ...]:
-    """What the sites of a deployed run released after it."""
-    found = about.account.comparison if about.account else None
-    return () if found is None else (Cost("noised comparison", epsilon=found.epsilon),)
 
 
 def _refuse_repeated(sources: Sequence[Path]) -> None:

@@ -8,7 +8,7 @@ Roth, Ullman, Vadhan 2016).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from dpscaffold.privacy.composition import ADDED, added
 from dpscaffold.privacy.errors import PrivacyError
@@ -19,9 +19,6 @@ from dpscaffold.privacy.statement_types import CostEntry, QuotedEpsilon, Stateme
 
 #: The name of the bound in statements of composed mechanisms.
 COMPOSED = "added"
-
-#: How the sentence of a run's statement about noised comparisons of its sites begins.
-COMPARISON = "Sites released a noised comparison of models after the run"
 
 
 @dataclass(frozen=True)
@@ -82,20 +79,6 @@ def with_further(said: Statement, releases: Sequence[FurtherRelease]) -> Stateme
         participant=with_all(said.participant),
         alone=None if said.alone is None else with_all(said.alone),
     )
-
-
-def with_comparison(said: Statement, epsilon: float, sites: Sequence[str]) -> Statement:
-    """A run's statement that also says what its sites released after it: a noised comparison of
-    models, with this ε at each of them. The run's own ε stays what it is."""
-    total = f"epsilon grows by {round_up(epsilon)}"
-    if said.guarantee and said.run is not None:
-        both = with_further(said, [FurtherRelease("noised comparison", epsilon, 0.0)])
-        assert both.quoted_epsilon is not None and both.delta is not None
-        total = f"epsilon is at most {round_up(both.quoted_epsilon)} at delta = "
-        total += digits_up(both.delta)
-    sentence = f"{COMPARISON} ({', '.join(sites)}): for whoever sees it and the run, {total}."
-    others = (one for one in said.outside if not one.startswith(COMPARISON))
-    return replace(said, outside=(*others, sentence))
 
 
 def _view(

@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dpscaffold.privacy.further import COMPARISON
 from dpscaffold.privacy.preparation import WITHIN
 from dpscaffold.privacy.showing import digits_up, round_up
 from dpscaffold.privacy.statement_types import Statement
@@ -127,6 +126,4 @@ def outside_names(said: Statement) -> list[str]:
             sentence = step.sentence
             found = [name for word, name in NAMES.items() if re.search(word, sentence, re.I)]
             names.append(found[0] if found else " ".join(sentence.split()[:4]).rstrip(".,"))
-    if any(sentence.startswith(COMPARISON) for sentence in said.outside):
-        names.append("the noised comparison of sites")
     return list(dict.fromkeys(names))

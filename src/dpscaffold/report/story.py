@@ -5,7 +5,6 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from dpscaffold.errors import BadInput
 from dpscaffold.models.personal import JOINING
@@ -27,7 +26,6 @@ from dpscaffold.report.blocks import (
 from dpscaffold.report.outcome import PUBLIC, StoredRun, marked, numbered, results, tell
 from dpscaffold.report.promises import outside_section, person_section, privacy_section
 from dpscaffold.runs.folder import RunFolder
-from dpscaffold.runs.ledger import NOISED_JOINING
 from dpscaffold.runs.written import to_toml
 from dpscaffold.tasks.metrics import titled
 
@@ -115,9 +113,6 @@ def _curve(
 
 def _joining(stored: StoredRun) -> Section:
     """A local, the global and a personal model at every site: whether joining helps."""
-    noised = RunFolder(stored.run.folder).read_json(NOISED_JOINING)
-    if noised is not None:
-        return _noised_joining(noised)
     found = RunFolder(stored.run.folder).read_json(JOINING)
     if found is None or not stored.shows(f"test_{found['metric']}"):
         return Section("Whether joining helps", ())
@@ -132,21 +127,6 @@ def _joining(stored: StoredRun) -> Section:
         Text(found["sentence"]),
         Table("Mean over sites", ("model", metric), rows),
         Curves(f"{metric} by site", "site, sorted by its local model", metric, lines),
-        Text(found["note"], warning=True),
-    ]
-    return section("Whether joining helps", blocks)
-
-
-def _noised_joining(found: dict[str, Any]) -> Section:
-    """What the sites of a deployed run let out of the same, with noise."""
-    rows = tuple(
-        (name, f"{100 * found[key]:+.1f}", f"± {100 * found['noise']:.1f}")
-        for name, key in (("global", "global_gain"), ("personal", "personal_gain"))
-    )
-    head = ("model", "points better than local models", "noise")
-    blocks: list[Block | None] = [
-        Text(found["sentence"]),
-        Table(f"Mean over {', '.join(found['sites'])}", head, rows),
         Text(found["note"], warning=True),
     ]
     return section("Whether joining helps", blocks)

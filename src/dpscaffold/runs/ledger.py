@@ -16,7 +16,7 @@ import json
 import math
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ from dpscaffold.privacy import Cost, Ledger, Mechanism, PrivacyError, Remark
 from dpscaffold.privacy.adding import ContinuedParts, epsilon_within_cap, statement_of_parts
 from dpscaffold.privacy.composition import added
 from dpscaffold.privacy.drawn import UNKNOWN, Origin, SeedKnowledge
-from dpscaffold.privacy.further import with_comparison
 from dpscaffold.privacy.human import GROUPS
 from dpscaffold.privacy.statement_types import JournalHead, Statement
 from dpscaffold.runs.earlier import EARLIER, People, mark_of_earlier, read_people
@@ -33,40 +32,11 @@ from dpscaffold.runs.parts import Parts, RoundEntry
 from dpscaffold.setting.seeds import SEED, Seed
 
 JOURNAL, SUMMARY, PREPARATION = "ledger.jsonl", "ledger.json", "preprocessing.json"
-#: Where the folder of a deployed run keeps what its sites let out of them, with noise.
-NOISED_JOINING = "joining.json"
+#: A file of releases after the run that this version cannot add.
+_FURTHER = "joining.json"
 AGAIN = "restore it or start a new run"
 #: The key of a line that says up to which round the run was extended.
 EXTENDS = "extends"
-
-
-@dataclass(frozen=True)
-class SitesReleases:
-    """Noised comparisons that sites released after a run: the site and the ε of every file, by its
-    digest. A file that is given again is the same release."""
-
-    files: Mapping[str, tuple[str, float]] = field(default_factory=dict)
-
-    @property
-    def sites(self) -> tuple[str, ...]:
-        """Whose records they are about."""
-        return tuple(sorted({site for site, _ in self.files.values()}))
-
-    @property
-    def epsilon(self) -> float:
-        """The largest of any site, whose files add.
-
-        >>> SitesReleases({"a": ("north", 1.0), "b": ("east", 0.25), "c": ("north", 0.5)}).epsilon
-        1.5
-        """
-        totals = dict.fromkeys(self.sites, 0.0)
-        for site, epsilon in self.files.values():
-            totals[site] += epsilon
-        return max(totals.values(), default=0.0)
-
-    def to_json(self) -> dict[str, list[Any]]:
-        """For the run folder."""
-        return {name: list(one) for name, one in self.files.items()}
 
 
 @dataclass(frozen=True)
@@ -125,8 +95,7 @@ class Account:
     ``anchor`` is the head of the journal. ``colluders`` is how many participants are taken to pool
     what they know, ``drawn`` what is known about the seed of the draw, and ``allowed`` what a
     release was told to overlook (None: no release). ``parts`` are the ledgers of the parts in which
-    its rounds were planned, if there are several. ``comparison`` is what its sites
-    released after the run, a noised comparison of models each.
+    its rounds were planned, if there are several.
 
     Where the run continues another one, the parts of that come first: ``stopped`` is how many, and
     ``people`` names the users of each part. ``cap`` is the most often that any user takes part in
@@ -144,7 +113,6 @@ class Account:
     allowed: tuple[str, ...] | None = None
     planned: tuple[str, ...] = ()
     parts: tuple[Ledger, ...] = ()
-    comparison: SitesReleases | None = None
     people: tuple[tuple[str, ...], ...] = ()
     stopped: int = 0
     cap: int = 0
@@ -170,8 +138,6 @@ class Account:
             planned=self.planned,
             continued=self._continued,
         )
-        if self.comparison:
-            said = with_comparison(said, self.comparison.epsilon, self.comparison.sites)
         return replace(said, journal=JournalHead(self.anchor.lines, self.anchor.head))
 
     @property
@@ -224,6 +190,12 @@ def read_account(folder: Path) -> Account:
     What makes a run more than a simulation is read from the first line of its journal, and from
     nothing that can be edited or left out.
     """
+    if (folder / _FURTHER).exists():
+        raise PrivacyError(
+            "wrong-version",
+            f"{folder / _FURTHER} holds what sites released after the run, and this version cannot "
+            f"add it to the run's ε; read the folder with the version that wrote it",
+        )
     ledger, journal = _read(folder)
     steps, costs = read_preprocessing(folder)
     opening = read_opening(journal)
@@ -252,7 +224,6 @@ def read_account(folder: Path) -> Account:
         allowed=opening.allowed,
         planned=tuple(config.get("facts", {}).get("planned", ())),
         parts=parts,
-        comparison=read_comparison(folder),
     )
     if opening.earlier is None:
         return account
@@ -266,18 +237,6 @@ def _read_config(folder: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     except ValueError as error:
         raise PrivacyError("run-damaged", f"{path} is damaged ({error}); {AGAIN}") from error
-
-
-def read_comparison(folder: Path) -> SitesReleases | None:
-    """What the sites of a deployed run released after it; a file that cannot be read is refused."""
-    path = folder / NOISED_JOINING
-    if not path.exists():
-        return None
-    try:
-        files = dict(json.loads(path.read_text(encoding="utf-8"))["released"])
-        return SitesReleases({k: (str(site), float(spent)) for k, (site, spent) in files.items()})
-    except (ValueError, TypeError, KeyError) as error:
-        raise PrivacyError("run-damaged", f"{path} is damaged ({error}); restore it") from error
 
 
 def _drawn(folder: Path, opening: Opening, journal: Journal) -> SeedKnowledge:

@@ -30,8 +30,6 @@ Approval = Literal["each-run", "policy"]
 
 #: The algorithm's name in the terms of a site's own noised fine-tuning.
 FINE_TUNING = "fine-tune"
-#: The same of a noised comparison of models that leaves the site.
-EVALUATION = "evaluation"
 #: Below this δ of one run the accountant's arithmetic has nothing to say.
 SMALLEST_DELTA = 1e-12
 
@@ -129,9 +127,6 @@ class Policy(_SiteTable):
     ``true``"""
     rehearsal: bool = False
     """Whether noise from the plan's seed is accepted; for public data only. Example: ``true``"""
-    evaluation_epsilon: float | None = Field(default=None, gt=0, le=1e6)
-    """ε of one noised comparison of local, global and personal model that may leave this site, once
-    for each run, within epsilon ('site joining'). Without it, none leaves. Example: ``0.5``"""
     approval: Approval = "policy"
     """Who says yes to a run: the policy alone ('policy'), or in addition a person each time
     ('each-run', with 'dpscaffold site approve'). Example: ``"each-run"``"""

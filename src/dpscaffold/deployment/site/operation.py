@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from dpscaffold.deployment.protocol.messages import Refused
-from dpscaffold.deployment.site.file import EVALUATION, FINE_TUNING, Terms, read_site_file
+from dpscaffold.deployment.site.file import FINE_TUNING, Terms, read_site_file
 from dpscaffold.deployment.site.ledger import GrantedRun, SiteLedger
 from dpscaffold.deployment.site.memory import StateFolder
 from dpscaffold.deployment.site.model import finished_run
@@ -71,10 +71,10 @@ def _run_line(entry: GrantedRun) -> dict[str, Any]:
         "continued": entry.continued,
         "before": entry.before,
     }
-    if account["terms"]["algorithm"] == EVALUATION:
-        spent_once = entry.grant.epsilon if entry.participations else 0.0
-        whole = {"neighbours": "any change of this site's records", "query": EVALUATION}
-        return line | whole | {"epsilon_spent": spent_once, "fine_tuning": False}
+    if entry.grant.epsilon is not None and account["mechanism"] is None:
+        # What was released is not a mechanism of this version: all of its ε counts as spent.
+        unknown = {"neighbours": "any change of this site's records", "query": None}
+        return line | unknown | {"epsilon_spent": entry.grant.epsilon, "fine_tuning": False}
     if entry.grant.epsilon is not None:
         terms = Terms(
             **account["terms"],
@@ -106,7 +106,6 @@ def ledger_lines(said: dict[str, Any]) -> list[str]:
             cost = f"ε spent {spent} of {granted} at δ = {run['delta']:.3g} ({run['neighbours']})"
             cost += " for bounded sums" if run["query"] == "sums" else ""
             cost += " for noised fine-tuning at this site" if run["fine_tuning"] else ""
-            cost += " for a noised comparison of models" if run["query"] == EVALUATION else ""
             if "colluders" in run:
                 cost += (
                     f" towards the server and {run['colluders']} sites through secure sums, "

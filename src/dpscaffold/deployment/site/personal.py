@@ -16,7 +16,6 @@ from torch import Tensor
 from dpscaffold.algorithms.mean_regularised import given_out
 from dpscaffold.deployment.protocol.messages import Refused, Vectors, digest, fresh_id
 from dpscaffold.deployment.site.file import (
-    EVALUATION,
     FINE_TUNING,
     SiteFile,
     SiteGrant,
@@ -205,8 +204,8 @@ def _granted(entry: GrantedRun) -> Mechanism:
 def _reserved(entry: GrantedRun) -> FurtherRelease:
     """What another grant of the ledger adds."""
     grant = entry.grant
-    known = {FINE_TUNING: NAME, EVALUATION: "noised comparison"}
-    name = known.get(entry.account["terms"]["algorithm"], "other runs")
+    noised = entry.account["terms"]["algorithm"] == FINE_TUNING
+    name = NAME if noised else "other runs"
     return FurtherRelease(name, grant.epsilon_alone or grant.epsilon or 0.0, grant.delta)
 
 
