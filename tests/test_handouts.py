@@ -33,6 +33,8 @@ from dpscaffold.cli import app
 from dpscaffold.config import load
 from dpscaffold.data.loading import load_federation
 from dpscaffold.data.prepared import Shift
+from dpscaffold.deployment.protocol.messages import SignedMessage
+from dpscaffold.deployment.site.answer import Site
 from dpscaffold.randomness.csprng import CipherStream
 from dpscaffold.randomness.streams import OneRound, Randomness
 from dpscaffold.report import outcome, story
@@ -354,6 +356,20 @@ def test_another_user_moves_noised_values_alone(tmp_path: Path, records: int) ->
     assert 0 < moved(one, other) <= 1.001 * 2 * one.step / 6
 
 
+def received_at_the_end(site: Site) -> list[SignedMessage]:
+    """Fills with the message that tells a site that the run is over."""
+    found: list[SignedMessage] = []
+    answer = site.answer
+
+    def listening(message: SignedMessage) -> SignedMessage:
+        if message.header.get("over") is True:
+            found.append(message)
+        return answer(message)
+
+    site.answer = listening  # type: ignore[method-assign]
+    return found
+
+
 def deployed(
     place: Path, data: Federation, algorithm: str
 ) -> tuple[HandOut, list[Any], dict[str, Any]]:
@@ -364,11 +380,11 @@ def deployed(
     secret = Gaussian(clip=0.7, noise=20.0, secret=True)
     with same_randomness(place):
         world = World(place / "sites", algorithm, "logistic", secret, data, **plan)
+        ends = [received_at_the_end(site) for site in world.sites.values()]
         served = deployment(world, made.run).run(world.names, resume=False)
-    ends = [site.state.runs()[0].model() for site in world.sites.values()]
     for name in world.names:
         world.close(name)
-    return made.collect(), ends, served.history[-1]
+    return made.collect(), [end for (end,) in ends], served.history[-1]
 
 
 @pytest.mark.parametrize(
@@ -396,8 +412,8 @@ def test_a_deployed_run_hands_out_noised_values_alone(tmp_path: Path, algorithm:
         for message in (mine, theirs):  # hashes under a secret key of the site
             assert len(message.header.pop("heads")[0]["head"]) == 64
         assert mine.header == theirs.header and len(mine.vectors) == 1
-        assert mine.vectors["params"].tolist() == one.params.tolist()
-        assert theirs.vectors["params"].tolist() == other.params.tolist()
+        assert mine.vectors["model.params"].tolist() == one.params.tolist()
+        assert theirs.vectors["model.params"].tolist() == other.params.tolist()
 
 
 def test_a_private_winner_hands_out_noised_values_alone(tmp_path: Path) -> None:

@@ -581,38 +581,6 @@ DEPLOYED = (
         refused="--watch",
         whole=False,
     ),
-    Mode(
-        "site predict",
-        "rows",
-        "site/one/site.toml rows.csv --out said.csv",
-        acts="--run 7; --out other.csv; --keep site; --no-probabilities; --json",
-    ),
-    Mode(
-        "site evaluate",
-        "its records",
-        "site/one/site.toml",
-        acts="--run 7; --personal; --json",
-        refused="--label ill; --figure figure.png",
-    ),
-    Mode(
-        "site evaluate",
-        "rows",
-        "site/one/site.toml rows.csv",
-        acts="--run 7; --personal; --json; --label well; --figure figure.png",
-    ),
-    Mode(
-        "site personalise",
-        "its records",
-        "site/one/site.toml",
-        acts="--run 7; --out other; --strength nowhere; --json; --noised --epsilon 1",
-        refused="--epsilon 1; --steps 5; --step-size 1",
-    ),
-    Mode(
-        "site export",
-        "a model",
-        "site/one/site.toml --to safetensors",
-        acts="--to nowhere; --run 7; --out other; --json",
-    ),
 )
 
 SUMS = (
@@ -768,24 +736,6 @@ def two_requests(state: Path) -> None:
     found.decide(asked, "approved", "somebody")
 
 
-def a_finished_run(site: Path) -> None:
-    """A run that is over at a site, with its model."""
-    from dpscaffold.deployment.server.config import load_served
-    from dpscaffold.deployment.site.memory import Enrolment, StateFolder
-
-    plan = Path("finished.toml")
-    plan.write_text(SERVED.replace('"height", ', "").replace("features = 3", "features = 2"))
-    offer = load_served(plan).offer()
-    shutil.copy("rows.csv", site / "records.csv")
-    state = StateFolder(site / "state", "one")
-    memory = state.run("9" * 32)
-    known = Enrolment("9" * 32, "plan", offer.to_dict(), 12, False, "", "", {}, roster=("one",))
-    memory.write_enrolment(known)
-    params = np.linspace(-1, 1, offer.build_task().parameters, dtype=np.float32)
-    memory.write_model({}, {"params": params})
-    state.close()
-
-
 def build(folder: Path) -> None:
     """Fill a folder with what the modes work on."""
     texts = {
@@ -839,7 +789,6 @@ def build(folder: Path) -> None:
             done = done_here(*line.split())
             assert done.returncode == 0, f"{line}: {done.stderr}"
         two_requests(Path("site/one/state"))
-        a_finished_run(Path("site/one"))
         for name in "ab":
             shutil.copy("rows.csv", f"mail/{name}/records.csv")
             line = f"sums make mail.toml --site mail/{name}/site.toml"

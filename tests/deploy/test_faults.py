@@ -267,9 +267,7 @@ def test_the_end_of_a_run_leaves_its_model_at_the_sites(tmp_path):
     total = sum(message.vectors["slot.control"].astype(np.float64) for message in yes.values())
     c = world.state.server.slots["control"].numpy()
     assert np.abs(3 * c - total).max() < 1e-4
-    model = world.memory("north").model()
-    assert torch.equal(torch.from_numpy(model.vectors["params"]), world.state.output)
-    assert model.header["statement"] == {"epsilon": 1.5}
+    assert torch.equal(world.model("north").params, world.state.output)
 
 
 def test_slots_stay_at_home_unless_the_site_consents(tmp_path):

@@ -134,7 +134,6 @@ def test_bad_input_is_one_sentence(site, tmp_path):
 
     for arguments, words in (
         (["site", "start", tmp_path / "none.toml"], "cannot be read"),
-        (["site", "evaluate", site], "no run that is over"),
         (["site", "init", site], "not an invitation"),
         (["server", "run", plan(tmp_path), "--out", tmp_path / "r", "--server", tmp_path / "x"],
          "no server folder"),

@@ -188,9 +188,8 @@ def test_a_site_gets_a_model_that_predicts(tmp_path):
     """The sums stay with the server, and the linear model goes to the sites."""
     world = world_of(tmp_path / "sites")
     deployment(world, tmp_path / "run").run(world.names, resume=False)
-    (run,) = world.ledger("east").runs
-    kept = world.sites["east"].state.run(run).model()
-    assert kept.vectors["params"].tolist() == load_model(tmp_path / "run").params.tolist()
+    kept = world.model("east").params
+    assert kept.tolist() == load_model(tmp_path / "run").params.tolist()
 
 
 def test_the_largest_honest_sum_is_used(tmp_path):

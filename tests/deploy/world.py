@@ -36,6 +36,8 @@ from dpscaffold.deployment.site.work import opener
 from dpscaffold.engines import Draw, State
 from dpscaffold.engines.rounds import FinishedRound, rounds
 from dpscaffold.federation import Federation
+from dpscaffold.models.loading import load_model
+from dpscaffold.models.model import Model
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.setting.gaussian import Gaussian
 
@@ -199,6 +201,12 @@ class World:
 
     def memory(self, name: str) -> RunMemory:
         return self.sites[name].state.run(self.enrolled.run)
+
+    def model(self, name: str) -> Model:
+        """The model that the site keeps of the only run that is over."""
+        kept = (self.folder / name / "state" / "models").iterdir()
+        (folder,) = [path for path in kept if not path.name.endswith("-own")]
+        return load_model(folder)
 
     def count(self, name: str) -> int:
         """How often the site has reserved a participation in the run."""

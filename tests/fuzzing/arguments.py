@@ -100,7 +100,6 @@ LINES: tuple[str, ...] = (
     "site ledger site.toml --json",
     "site recover site.toml --yes",
     "site status site.toml --json",
-    "site evaluate site.toml --run x",
     "site start site.toml",
     "demo --rounds x --out demo --json",
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +11,7 @@ import typer
 from dpscaffold.cli.chosen_model import ModuleOption, RunArgument, chosen_model
 
 if TYPE_CHECKING:
-    from dpscaffold.models.model import Model
+    pass
 
 
 FormatOption = Annotated[
@@ -39,18 +38,11 @@ def export_command(
     as_json: WrittenOption = False,
 ) -> None:
     """Write a trained model, including its preprocessing, for other software."""
-    export_with(lambda: chosen_model(run, module), to, out, only_protected, as_json)
-
-
-def export_with(
-    read_model: Callable[[], Model], to: str, out: Path | None, only_protected: bool, as_json: bool
-) -> None:
-    """Export the model that ``read_model`` returns; the rest as in the command."""
     from dpscaffold.checks import choice
     from dpscaffold.models.export import FORMATS, export
 
     choice("--to", to, tuple(FORMATS))
-    model = read_model()
+    model = chosen_model(run, module)
     path = export(model, to, out or Path(FORMATS[to]), only_protected)
     if as_json:
         said = {"model": str(path), "format": to, "leaves_unprotected": list(model.unprotected)}

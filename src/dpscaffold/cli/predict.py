@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -57,18 +56,6 @@ def predict_command(
 
     Example: dpscaffold predict runs/clinics new.csv --out predictions.csv
     """
-    predict_with(lambda: chosen_model(run, module), data, out, keep, probabilities, as_json)
-
-
-def predict_with(
-    read_model: Callable[[], Model],
-    data: list[Path],
-    out: Path | None,
-    keep: str,
-    probabilities: bool | None,
-    as_json: bool,
-) -> None:
-    """Predict with the model that ``read_model`` returns; the rest as in the command."""
     from dpscaffold.models.predict import FILE, Answer, is_folder, is_many_files, predict_files
 
     if as_json and out is None:
@@ -76,7 +63,7 @@ def predict_with(
             "missing-argument",
             "--json is given without --out, and CSV is printed then; name a file",
         )
-    model = read_model()
+    model = chosen_model(run, module)
     _say_coverage(model)
     kept = [name.strip() for name in keep.split(",") if name.strip()]
     target = sys.stdout.buffer if out is None else out

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from dpscaffold.cli import site_model, site_runs
+from dpscaffold.cli import site_runs
 from dpscaffold.cli.site_runs import AsJson, File, Yes, confirm
 from dpscaffold.cli.usage import refuse_given
 
@@ -181,10 +181,6 @@ def status(
 
 
 for _command in (
-    site_model.predict,
-    site_model.evaluate,
-    site_model.personalise,
-    site_model.export,
     site_runs.requests,
     site_runs.approve,
     site_runs.refuse,

@@ -173,7 +173,7 @@ def steps_after(
         raise BadInput(
             "not-applicable",
             "the run hides whether a record is there at all, and the number of rows of a table "
-            "shows it; declare 'records' in site.toml and use 'dpscaffold site personalise'",
+            "shows it; leave --noised out and keep the model at the site",
         )
     given = (epsilon, run.delta if delta is None else delta, float(run.clip), run.sampling)
     return NoisedSteps(*given, run.relation, records, declared, int(steps), step_size)

@@ -482,7 +482,7 @@ def refuse_fine_tuning(personal: PersonalSettings | None) -> None:
         raise BadInput(
             "not-applicable",
             f"personal.kind is '{personal.kind}', which a site does by itself after the run "
-            f"('dpscaffold site personalise'); leave [personal] out at the server, or set kind = "
+            f"('dpscaffold personalise'); leave [personal] out at the server, or set kind = "
             f"'mean-regularised'",
         )
 

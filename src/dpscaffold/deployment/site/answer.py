@@ -74,6 +74,7 @@ from dpscaffold.deployment.site.continuing import (
 from dpscaffold.deployment.site.file import Policy, SiteGrant, Terms, check_terms, grant
 from dpscaffold.deployment.site.ledger import GrantedRun, SiteLedger
 from dpscaffold.deployment.site.memory import Enrolment, PendingUpload, RunMemory, StateFolder
+from dpscaffold.deployment.site.model import keep_models
 from dpscaffold.deployment.site.secure import (
     KeyRing,
     check_attempt,
@@ -83,6 +84,7 @@ from dpscaffold.deployment.site.secure import (
     summed,
     sums_of,
 )
+from dpscaffold.deployment.site.work import accepted_names
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.ledger import participations_within
 
@@ -532,7 +534,7 @@ class Site:
     def _settle(
         self, message: SignedMessage, run: str, memory: RunMemory, ledger: SiteLedger
     ) -> Reply:
-        """Take the last acknowledgement; at the end of the run, the model too."""
+        """Take the last acknowledgement; at the end of the run, keep the model too."""
         known = enrolment_of(memory)
         policy = self.policy()
         work = self._work(known, entry_of(run, ledger), policy)
@@ -544,7 +546,11 @@ class Site:
             model = named(message.vectors, "model.")
             check_shapes(model, {"params": work.final_parameters})
             check_values(model, math.inf)
-            memory.write_model(dict(message.header), model)
+            if "fit" not in known.offer:  # what such a run fits is in the next offer
+                offer = accepted_names(known.offer, policy)
+                rounds = entry_of(run, ledger).last_round
+                kept = (offer, model["params"], slots, rounds)
+                keep_models(self.state.path, self.name, known, *kept)
             memory.amend(known, over=True)
         fields: dict[str, Json] = {"status": "yes"}
         fields |= counts(entry_of(run, ledger), ledger)

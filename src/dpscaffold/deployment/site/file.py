@@ -28,8 +28,6 @@ from dpscaffold.setting.gaussian import Gaussian
 #: Who says yes to a run: a person each time, or the policy alone.
 Approval = Literal["each-run", "policy"]
 
-#: The algorithm's name in the terms of a site's own noised fine-tuning.
-FINE_TUNING = "fine-tune"
 #: Below this δ of one run the accountant's arithmetic has nothing to say.
 SMALLEST_DELTA = 1e-12
 

@@ -221,13 +221,6 @@ class SiteLedger:
         line = {"event": "grant", "run": asked.run, "plan": asked.plan, "account": asked.account}
         self._append(line | {"grant": asked.grant.to_dict()})
 
-    def spend_once(self, asked: GrantedRun) -> None:
-        """Count something that is released once, outside every server's runs, before it is
-        computed."""
-        self.reserve(asked)
-        self.begin(asked.run, asked.plan)
-        self.participate(asked.run, 1)
-
     def begin(self, run: str, fixed: str) -> None:
         """The nonce is about to be shown; ``fixed`` is the digest of what the run began with, so
         that nobody can begin it again with another roster or draw."""

@@ -9,7 +9,6 @@ With the acknowledgement ``pending.box`` becomes ``memory.box`` by its name alon
 ``enrolment.json``  the offer, the grant, the site's nonce, and the roster and nonces once known
 ``memory.box``      the acknowledged slots, and the id of the upload they came from
 ``pending.box``     the last upload, the question it answers, and the slots it would bring
-``model.box``       the final model with its statement, once the run is over
 ==================  ============================================================================
 """
 
@@ -288,14 +287,6 @@ class RunMemory:
             path.unlink()
         self.folder.rmdir()
         sync_folder(self.folder.parent)
-
-    def write_model(self, statement: Header, vectors: Vectors) -> None:
-        """Store the final model with its statement."""
-        self._write("model.box", statement, vectors)
-
-    def model(self) -> SignedMessage | None:
-        """The final model, if the run is over."""
-        return self._read("model.box")
 
     def _write(self, name: str, header: Header, vectors: Vectors) -> None:
         plain = {key: np.ascontiguousarray(value, "<f4") for key, value in vectors.items()}

@@ -1,4 +1,4 @@
-"""What a site's people ask of its files: ledger, recovery, status, evaluation."""
+"""What a site's people ask of its files: ledger, recovery, status."""
 
 from __future__ import annotations
 
@@ -7,21 +7,16 @@ import math
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from dpscaffold.deployment.protocol.messages import Refused
-from dpscaffold.deployment.site.file import FINE_TUNING, Terms, read_site_file
+from dpscaffold.deployment.site.file import Terms, read_site_file
 from dpscaffold.deployment.site.ledger import GrantedRun, SiteLedger
 from dpscaffold.deployment.site.memory import StateFolder
-from dpscaffold.deployment.site.model import finished_run
 from dpscaffold.deployment.site.recovery import recover
 from dpscaffold.deployment.site.secure import sums_of
-from dpscaffold.deployment.site.work import opener
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.ledger import spent
 from dpscaffold.privacy.showing import round_up
 from dpscaffold.setting.gaussian import Gaussian
-from dpscaffold.tasks.metrics import METRICS
 
 THEOREM = "adaptive composition of n·K steps, whatever selection and stopping look at (bound cap)"
 
@@ -74,7 +69,7 @@ def _run_line(entry: GrantedRun) -> dict[str, Any]:
     if entry.grant.epsilon is not None and account["mechanism"] is None:
         # What was released is not a mechanism of this version: all of its ε counts as spent.
         unknown = {"neighbours": "any change of this site's records", "query": None}
-        return line | unknown | {"epsilon_spent": entry.grant.epsilon, "fine_tuning": False}
+        return line | unknown | {"epsilon_spent": entry.grant.epsilon}
     if entry.grant.epsilon is not None:
         terms = Terms(
             **account["terms"],
@@ -86,7 +81,6 @@ def _run_line(entry: GrantedRun) -> dict[str, Any]:
         line["epsilon_spent"] = spent(run, entry.used, run.groups[0])
         line["neighbours"] = run.neighbours
         line["query"] = run.query
-        line["fine_tuning"] = terms.algorithm == FINE_TUNING
         if terms.sums is not None:
             alone = terms.run_alone(*facts)
             line["colluders"] = terms.sums.colluders
@@ -105,7 +99,6 @@ def ledger_lines(said: dict[str, Any]) -> list[str]:
             spent, granted = round_up(run["epsilon_spent"]), round_up(run["epsilon_granted"])
             cost = f"ε spent {spent} of {granted} at δ = {run['delta']:.3g} ({run['neighbours']})"
             cost += " for bounded sums" if run["query"] == "sums" else ""
-            cost += " for noised fine-tuning at this site" if run["fine_tuning"] else ""
             if "colluders" in run:
                 cost += (
                     f" towards the server and {run['colluders']} sites through secure sums, "
@@ -169,36 +162,4 @@ def status_of(path: Path) -> dict[str, Any]:
         said["online"] = False
     except BadInput:
         said["online"] = True
-    return said
-
-
-def evaluate_site(path: Path, run: str | None) -> dict[str, Any]:
-    """The final model on this site's own records: for its own eyes."""
-    file = read_site_file(path)
-    memory = finished_run(file.state, run)
-    try:
-        known, model = memory.enrolment(), memory.model()
-        if known is None or model is None:
-            raise BadInput("run-damaged", "the run's files are not whole")
-        open_work = opener(file, path.resolve().parent, torch.device("cpu"), lambda said: None)
-        work = open_work(known.offer, file.policy)
-    except Refused as no:
-        raise BadInput(no.code, f"the run cannot be evaluated: {no}") from no
-    task, params = work.offer.build_task(), torch.from_numpy(model.vectors["params"].copy())
-    features = task.prepare(work.held.features[work.held.used])
-    scores, labels = task.scores(params, features), work.held.labels[work.held.used]
-    if not len(labels):
-        raise BadInput(
-            "no-rows", "no record can be read, so there is nothing to evaluate; see site check"
-        )
-    said = {
-        "run": known.run,
-        "records": len(labels),
-        "loss": float(task.losses(params, features, labels).mean()),
-    }
-    if work.offer.rows.classes and scores.shape[1] > 1:
-        said["accuracy"] = float((scores.argmax(dim=1) == labels).float().mean())
-    if not work.offer.rows.classes:
-        target = work.offer.rows.target
-        said["rmse"] = METRICS["rmse"].of(target.answers(scores), target.restored(labels))
     return said
