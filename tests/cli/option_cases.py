@@ -558,7 +558,7 @@ DEPLOYED = (
         "site start",
         AS_ASKED,
         "site/one/site.toml",
-        acts="--insecure; --observe 127.0.0.1:9464",
+        acts="--insecure",
     ),
     Mode("site ledger", "a site", "site/one/site.toml", acts="--json"),
     Mode("site recover", "a site", "site/one/site.toml", acts="--yes"),
@@ -574,13 +574,6 @@ DEPLOYED = (
     Mode("site refuse", "a run", "7 site/one/site.toml", acts="--yes"),
     Mode("site audit", "a site", "site/one/site.toml", acts=f"--since 1:{64 * '0'}; --json"),
     Mode("site status", "a site", "site/one/site.toml", acts="--json", whole=False),
-    Mode(
-        "site status",
-        "for programs",
-        "site/one/site.toml --json",
-        refused="--watch",
-        whole=False,
-    ),
 )
 
 SUMS = (

@@ -1,10 +1,10 @@
-"""Logs, health checks, metrics and the status page."""
+"""Logs, health checks and the status page."""
 
 from __future__ import annotations
 
 import json
-import re
 import socket
+import threading
 import urllib.error
 import urllib.request
 from html.parser import HTMLParser
@@ -18,9 +18,8 @@ from typer.testing import CliRunner
 
 from dpscaffold.cli import app
 from dpscaffold.deployment.observe import logs
-from dpscaffold.deployment.observe.endpoint import TEXT, serve_pages, start
+from dpscaffold.deployment.observe.endpoint import TEXT, serve_pages
 from dpscaffold.deployment.observe.logs import rotating_log
-from dpscaffold.deployment.observe.metrics import server_metrics, site_metrics, text_of
 from dpscaffold.deployment.observe.page import server_pages, status_page
 from dpscaffold.deployment.observe.status import (
     ServerStatus,
@@ -40,8 +39,6 @@ STATUS = ServerStatus(
     {"policy-noise": 1.0}, 0.12345,
 )  # fmt: skip
 
-LINE = re.compile(r'dpscaffold_\w+(\{(\w+="([^"\\]|\\.)*",?)+\})? (\S+)')
-
 
 def said(*words):
     return CliRunner().invoke(app, [str(word) for word in words])
@@ -51,6 +48,11 @@ def free_address():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+def start(server):
+    """Answer from a thread of its own."""
+    threading.Thread(target=server.serve_forever, daemon=True).start()
 
 
 def fetch(address, path, method="GET"):
@@ -107,18 +109,6 @@ def test_a_run_says_who_is_reachable_and_what_is_spent(tmp_path):
     assert "completed, round 2 of 2" in said("server", "status", tmp_path / "run").output
 
 
-def test_metrics_are_lines_that_prometheus_reads():
-    text = text_of(server_metrics(STATUS))
-    values = [line for line in text.splitlines() if not line.startswith("#")]
-    assert all(LINE.fullmatch(line) for line in values), values
-    assert 'dpscaffold_site_reachable{site="north"} 1' in values
-    assert 'dpscaffold_site_running{site="north"} 0' in values
-    assert 'dpscaffold_refusals_total{code="policy-noise"} 1' in values
-    assert "dpscaffold_epsilon_spent 0.12345" in values and "dpscaffold_round 3" in values
-    named = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
-    assert {line.partition("{")[0].split()[0] for line in values} <= named
-
-
 class Tags(HTMLParser):
     def __init__(self, text):
         super().__init__()
@@ -157,7 +147,7 @@ def test_pages_are_served_on_loopback_only(tmp_path):
         assert code == 200 and "round 1 of 2" in text
         assert headers["Content-Security-Policy"].startswith("default-src 'none'")
         assert fetch(address, "/healthz")[:2] == (200, "ok\n")
-        assert fetch(address, "/metrics")[1].startswith("# HELP")
+        assert json.loads(fetch(address, "/status.json")[1])["rounds"] == 2
         assert fetch(address, "/../etc/passwd")[:2] == (404, "")
         assert fetch(address, "/", "POST")[0] == 501
         named = urllib.request.Request(f"http://{address}/", headers={"Host": "evil.example"})
@@ -218,32 +208,9 @@ def test_a_site_shows_its_epsilon_and_its_refusals(site):
     }))  # fmt: skip
     status = read_site_status(site)
     assert (status.answered, status.epsilon_left, status.online) == (4, 9.0, False)
-    values = text_of(site_metrics(status)).splitlines()
-    assert "dpscaffold_site_epsilon_left 9" in values
-    assert 'dpscaffold_site_refusals_total{code="paused"} 2' in values
+    assert status.refusals == {"paused": 2.0}
     shown = said("site", "status", site)
     assert "not running" in shown.output and "9.0 left" in shown.output, shown.exception
-
-
-def test_watching_prints_again_until_it_is_stopped(site, monkeypatch):
-    looks = []
-
-    def sleep(seconds):
-        looks.append(seconds)
-        if len(looks) == 3:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr("dpscaffold.cli.site.time.sleep", sleep)
-    shown = said("site", "status", site, "--watch")
-    assert shown.output.count("not running") == 3 and looks == [2.0] * 3
-    with refuses("not-applicable: --watch"):
-        raise said("site", "status", site, "--watch", "--json").exception
-
-
-def test_a_site_refuses_an_address_that_others_reach(site):
-    with refuses("not-loopback: --observe"):
-        raise said("site", "start", site, "--observe", "0.0.0.0:9464").exception
-    assert not (site.parent / "state").exists()
 
 
 def test_a_strangers_name_for_this_machine_is_refused():
@@ -263,12 +230,3 @@ def test_a_strangers_name_for_this_machine_is_refused():
     finally:
         server.shutdown()
         server.server_close()
-
-
-def test_numbers_that_are_not_finite_are_still_metrics():
-    from dpscaffold.deployment.observe.metrics import Series
-
-    values = tuple(({}, value) for value in (float("nan"), float("inf"), float("-inf")))
-    assert [line.split()[-1] for line in Series("x", "gauge", "X.", values).lines()[2:]] == [
-        "NaN", "+Inf", "-Inf",
-    ]  # fmt: skip

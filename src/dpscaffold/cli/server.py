@@ -195,7 +195,7 @@ def status(
         str | None,
         typer.Option(
             help="Loopback address, e.g. 127.0.0.1:8080: serve a status page, /healthz and "
-            "/metrics there until Ctrl-C."
+            "/status.json there until Ctrl-C."
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,

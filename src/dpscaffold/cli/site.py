@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Annotated
 
@@ -11,10 +10,6 @@ import typer
 
 from dpscaffold.cli import site_runs
 from dpscaffold.cli.site_runs import AsJson, File, Yes, confirm
-from dpscaffold.cli.usage import refuse_given
-
-#: Seconds between two looks of ``site status --watch``.
-WATCHED = 2.0
 
 app = typer.Typer(
     name="site", no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False
@@ -108,10 +103,6 @@ def start(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Use no TLS. For tests, on loopback only.")
     ] = False,
-    observe: Annotated[
-        str | None,
-        typer.Option(help="Loopback address for /healthz and /metrics, e.g. 127.0.0.1:9464."),
-    ] = None,
 ) -> None:
     """Connect to the server and answer its messages until SIGTERM."""
     from dpscaffold.deployment.transports import flower
@@ -119,7 +110,7 @@ def start(
     flower.require()
     from dpscaffold.deployment.transports.flower.operation import start_site
 
-    start_site(file, insecure, typer.echo, observe)
+    start_site(file, insecure, typer.echo)
 
 
 @app.command()
@@ -157,9 +148,6 @@ def recover(
 @app.command()
 def status(
     file: File = Path("site.toml"),
-    watch: Annotated[
-        bool, typer.Option("--watch", help="Print it again every two seconds, until Ctrl-C.")
-    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show whether the site's process runs, what it did last, and the ε that is left."""
@@ -170,14 +158,9 @@ def status(
     from dpscaffold.deployment.site.operation import status_of
 
     if as_json:
-        refuse_given({"--watch": watch}, "for people, and --json is given; leave one out")
         typer.echo(json.dumps(status_of(file), indent=2))
         return
     typer.echo("\n".join(site_lines(read_site_status(file))))
-    while watch:
-        time.sleep(WATCHED)
-        typer.clear()
-        typer.echo("\n".join(site_lines(read_site_status(file))))
 
 
 for _command in (

@@ -1,8 +1,7 @@
-"""A small web server on loopback: ``/healthz``, ``/metrics`` and a status page."""
+"""A small web server on loopback: a status page, ``/healthz`` and ``/status.json``."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -12,7 +11,8 @@ from dpscaffold.errors import BadInput
 #: What a path answers: the type of its content, and a function that makes it.
 Page = tuple[str, Callable[[], str]]
 
-TEXT, HTML = "text/plain; version=0.0.4; charset=utf-8", "text/html; charset=utf-8"
+TEXT, HTML = "text/plain; charset=utf-8", "text/html; charset=utf-8"
+JSON = "application/json"
 #: A page runs no script and loads nothing from anywhere.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
 
@@ -29,7 +29,7 @@ def serve_pages(option: str, address: str, pages: Mapping[str, Page]) -> Threadi
     if not is_loopback(host):
         raise BadInput(
             "not-loopback",
-            f"{option} is {address!r}; status and metrics are for this machine only, so give a "
+            f"{option} is {address!r}; status pages are for this machine only, so give a "
             f"loopback address such as 127.0.0.1:{port}",
         )
     try:
@@ -40,11 +40,6 @@ def serve_pages(option: str, address: str, pages: Mapping[str, Page]) -> Threadi
         ) from None
     server.daemon_threads = True
     return server
-
-
-def start(server: ThreadingHTTPServer) -> None:
-    """Answer from a thread of its own until the process ends."""
-    threading.Thread(target=server.serve_forever, daemon=True, name="observe").start()
 
 
 def _is_own(host: str) -> bool:

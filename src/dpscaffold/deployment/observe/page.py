@@ -5,8 +5,7 @@ from __future__ import annotations
 from html import escape
 from pathlib import Path
 
-from dpscaffold.deployment.observe.endpoint import HTML, TEXT, Page
-from dpscaffold.deployment.observe.metrics import server_metrics, text_of
+from dpscaffold.deployment.observe.endpoint import HTML, JSON, TEXT, Page
 from dpscaffold.deployment.observe.status import ServerStatus, SiteRow, read_server_status
 from dpscaffold.privacy.showing import round_up
 
@@ -69,7 +68,7 @@ def server_pages(folder: Path) -> dict[str, Page]:
     return {
         "/": (HTML, lambda: status_page(read_server_status(folder))),
         "/healthz": (TEXT, lambda: "ok\n" if read_server_status(folder) else ""),
-        "/metrics": (TEXT, lambda: text_of(server_metrics(read_server_status(folder)))),
+        "/status.json": (JSON, lambda: (folder / "status.json").read_text()),
     }
 
 

@@ -17,10 +17,7 @@ import httpx
 import torch
 
 from dpscaffold.atomic import write_text
-from dpscaffold.deployment.observe.endpoint import TEXT, Page, serve_pages, start
 from dpscaffold.deployment.observe.logs import rotating_log
-from dpscaffold.deployment.observe.metrics import site_metrics, text_of
-from dpscaffold.deployment.observe.status import read_site_status
 from dpscaffold.deployment.protocol.messages import Refused, SignedMessage, public_of
 from dpscaffold.deployment.protocol.sums import Members
 from dpscaffold.deployment.provision import (
@@ -64,13 +61,10 @@ from dpscaffold.privacy.showing import round_up
 RENEW = "ask the federation's operator for a notice, and run dpscaffold site renew"
 
 
-def start_site(
-    path: Path, insecure: bool, echo: Callable[[str], None], observe: str | None = None
-) -> None:
+def start_site(path: Path, insecure: bool, echo: Callable[[str], None]) -> None:
     """Answer messages until SIGTERM or SIGINT; the participation in progress is finished and
-    stored. ``observe`` is the loopback address of ``/healthz`` and ``/metrics``."""
+    stored."""
     file = read_site_file(path)
-    pages = None if observe is None else serve_pages("--observe", observe, _site_pages(path))
     check_proxy(file.server)
     if insecure and not is_loopback(host_and_port("server", file.server)[0]):
         raise BadInput("not-loopback", "--insecure is for loopback alone; leave it out")
@@ -101,21 +95,11 @@ def start_site(
         signal.signal(number, lambda *_: stop.set())
     address = Address(file.server, None if insecure else file.ca.read_bytes())
     fleet = Fleet(address, node_key, file.state / "node_id")
-    if pages is not None:
-        start(pages)
     echo(f"the site {file.name} starts; its policy is in {path}")
     try:
         serve(fleet, _watched(site, state), stop, say, trim_memory)
     finally:
         state.close()
-
-
-def _site_pages(path: Path) -> dict[str, Page]:
-    """What a site answers to its administrators."""
-    return {
-        "/healthz": (TEXT, lambda: "ok\n"),
-        "/metrics": (TEXT, lambda: text_of(site_metrics(read_site_status(path)))),
-    }
 
 
 def _live_policy(path: Path, first: Policy, say: Callable[[str], None]) -> Callable[[], Policy]:
