@@ -543,7 +543,7 @@ DEPLOYED = (
         "server admit",
         "a site",
         "site/one/one.site",
-        acts="--server site/server; --epsilon 0.5 --server site/server",
+        acts="--server site/server",
     ),
     Mode("server remove", "a site", "one", acts="--server site/server"),
     Mode("server status", "a run", "deployed", acts="--json", refused="--page 0.0.0.0:8080"),

@@ -904,7 +904,7 @@ def test_a_site_joins_over_real_processes(tmp_path):
         local.start_server(plan, first)
         local._await("server", "round 1:")
         assert local.stop("server") == 143
-        admit(server, local.folder / "west" / "west.site", None)
+        admit(server, local.folder / "west" / "west.site")
         local.start_site("west")
         words = [str(plan), "--out", str(second), "--server", str(server)]
         local._start("server", "server", "run", *words, "--continue", str(first))

@@ -17,20 +17,9 @@ from refusals import refuses
 from dpscaffold.deployment.protocol.agreement import offer_of, read_offer
 from dpscaffold.deployment.protocol.enrolment import EnrolledRun, NotEnrolled
 from dpscaffold.deployment.protocol.messages import Refused
-from dpscaffold.deployment.provision import (
-    FederationFile,
-    admit,
-    own_budgets,
-    provision,
-    read_invitation,
-    remove,
-    roster,
-)
 from dpscaffold.deployment.server.agreed import setting_of
 from dpscaffold.deployment.server.config import load_served
-from dpscaffold.deployment.site.begin import make_site
 from dpscaffold.deployment.site.work import opener
-from dpscaffold.errors import BadInput
 from dpscaffold.privacy import CAP, describe
 from dpscaffold.runs.written import to_toml
 from dpscaffold.setting.gaussian import Gaussian
@@ -216,98 +205,8 @@ def test_an_offer_names_every_site_once(tmp_path):
         offer_of(*given, Secure(1), world.names[:2])
 
 
-# --- ε in the roster
-
-
-def federated(folder, **epsilons):
-    """A server's folder with the sites north, east and west on its roster."""
-    names = ("north", "east", "west")
-    provision(FederationFile("127.0.0.1:8443", names), folder)
-    for name in names:
-        make_site(read_invitation(folder / f"{name}.invitation"), folder / name)
-        admit(folder / "server", folder / name / f"{name}.site", epsilons.get(name))
-    return folder / "server"
-
-
-def served_with(folder, epsilon, name="server.toml"):
-    path = folder / name
-    path.write_text(SERVED.replace("{ default = 4.0, east = 1.0 }", epsilon))
-    return load_served(path)
-
-
-@pytest.mark.parametrize("secure", [False, True])
-def test_a_roster_with_budgets_is_a_table_of_them(tmp_path, secure):
-    server = federated(tmp_path, east=1.0, west=2.5)
-    more = "\n[secure]\ncolluders = 1" if secure else ""
-    table = served_with(tmp_path, "{ default = 4.0, east = 1.0, west = 2.5 }" + more)
-    for epsilon in ("4.0", "{ default = 4.0 }", "{ default = 4.0, east = 1.0 }"):
-        number = served_with(tmp_path, epsilon + more)
-        alone = number.offer().to_dict()  # and solved once without
-        assert alone != table.offer().to_dict() or "east" in epsilon
-        column = number.with_budgets(own_budgets(server))
-        assert column.offer().to_dict() == table.offer().to_dict()
-        assert column.resolved() == table.resolved()
-
-
-def test_a_roster_without_budgets_changes_nothing(tmp_path):
-    served = served_with(tmp_path, "4.0")
-    assert served.with_budgets(own_budgets(federated(tmp_path))) is served
-
-
-@pytest.mark.parametrize(
-    ("epsilon", "code"),
-    [
-        ("{ default = 4.0, east = 2.0 }", "conflicting-arguments: privacy.epsilon.east is 2 … 1"),
-        ("{ east = 1.0, north = 4.0 }", "missing-key: 'west'"),
-    ],
-)
-def test_a_plan_that_says_otherwise_than_the_roster_is_refused(tmp_path, epsilon, code):
-    server = federated(tmp_path, east=1.0)
-    with refuses(code):
-        served_with(tmp_path, epsilon).with_budgets(own_budgets(server)).offer()
-
-
-@pytest.mark.parametrize("privacy", ["noise = 30.0", None])
-def test_a_plan_that_keeps_no_budget_does_not_ignore_the_roster(tmp_path, privacy):
-    server, path = federated(tmp_path, east=1.0), tmp_path / "server.toml"
-    text = SERVED.replace("epsilon = { default = 4.0, east = 1.0 }", privacy or "")
-    path.write_text(text if privacy else text.replace('[privacy]\nsampling = "poisson"\n', "")
-                    .replace("delta = 1e-5\n", ""))  # fmt: skip
-    with refuses("conflicting-arguments: 'east'"):
-        load_served(path).with_budgets(own_budgets(server))
-
-
-def test_a_removed_site_keeps_its_budget_in_a_run_that_goes_on(tmp_path):
-    server = federated(tmp_path, east=1.0)
-    served = served_with(tmp_path, "4.0")
-    begun = served.with_budgets(own_budgets(server)).offer().to_dict()
-    remove(server, "east")
-    assert {member.name for member in roster(server)} == {"north", "west"}
-    assert served.with_budgets(own_budgets(server, resume=True)).offer().to_dict() == begun
-    assert own_budgets(server) == {}  # a new run begins without it
-    admit(server, tmp_path / "east" / "east.site")  # and now without a budget of its own
-    assert own_budgets(server, resume=True) == {}
-
-
-def test_a_sites_own_word_is_not_overruled(tmp_path):
-    server = federated(tmp_path)
-    remove(server, "east")
-    path = tmp_path / "east" / "east.site"
-    path.write_text(path.read_text() + "epsilon = 0.5\n")
-    with refuses("conflicting-arguments: --epsilon is 2 … 0.5"):
-        admit(server, path, 2.0)
-    assert "east" not in {member.name for member in roster(server)}
-    admit(server, path)
-    assert own_budgets(server) == {"east": 0.5}
-    for wrong in ("0", "-1.0", "true", "nan", '"1"', "{ a = 1.0 }"):
-        path.write_text(path.read_text().rpartition("epsilon")[0] + f"epsilon = {wrong}\n")
-        with pytest.raises(BadInput) as no:
-            admit(server, path)
-        assert no.value.code in ("out-of-range", "not-a-number") and "epsilon" in str(no.value)
-
-
-def test_a_policy_that_allows_less_than_the_roster_refuses(tmp_path):
-    """The roster says 4 for everybody; the site's file says 1, and its word counts."""
+def test_a_policy_that_allows_less_than_the_plan_refuses(tmp_path):
+    """The site's own file counts, before anything is reserved."""
     world = World(tmp_path, "fedavg", privacy=SECRET, rounds=3)
     second = world.names[1]
     world.policies[second] = world.policies[second].model_copy(update={"run_epsilon": 1e-3})

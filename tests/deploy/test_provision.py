@@ -85,6 +85,9 @@ def test_sites_join_by_their_public_halves(made):
     copied.write_text((made / "north" / "north.site").read_text().replace('"north"', '"copy"'))
     with refuses("key-shared: 'north'"):
         admit(made / "server", copied)
+    copied.write_text((made / "north" / "north.site").read_text() + "epsilon = 0.5\n")
+    with refuses("not-a-site-file"):  # what a roster cannot keep is not taken and forgotten
+        admit(made / "server", copied)
     remove(made / "server", "north")
     assert [member.name for member in roster(made / "server")] == ["east"]
     with refuses("unknown-site: 'east'"):

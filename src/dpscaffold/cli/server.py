@@ -151,13 +151,6 @@ def run(
 def admit(
     files: Annotated[list[Path], typer.Argument(help="The NAME.site files that sites sent back.")],
     folder: Folder = Path("federation/server"),
-    epsilon: Annotated[
-        float | None,
-        typer.Option(
-            help="ε of one run for these sites, as in a table privacy.epsilon. Default: as the "
-            "file says, or as the plan says."
-        ),
-    ] = None,
 ) -> None:
     """Admit sites to the roster."""
     from dpscaffold.deployment.transports import flower
@@ -166,11 +159,9 @@ def admit(
     from dpscaffold.deployment.provision import admit as admit_one
 
     for path in files:
-        member = admit_one(folder, path, epsilon)
+        member = admit_one(folder, path)
         typer.echo(f"{member.name} is admitted, fingerprint {member.fingerprint}: compare it with")
         typer.echo("  the one that 'site init' showed there, by telephone")
-        if member.epsilon is not None:
-            typer.echo(f"  its noise is solved for ε = {member.epsilon:g} of one run")
 
 
 @app.command()

@@ -17,11 +17,9 @@ from .keys import read_signing_key as read_signing_key
 from .keys import write_whole as write_whole
 from .members import Member as Member
 from .members import admit as admit
-from .members import own_budgets as own_budgets
 from .members import read_member as read_member
 from .members import remove as remove
 from .members import roster as roster
-from .members import signing_keys as signing_keys
 from .renewal import accept_renewal as accept_renewal
 from .renewal import expiry_warnings as expiry_warnings
 from .renewal import read_renewal as read_renewal

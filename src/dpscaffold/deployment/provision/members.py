@@ -2,35 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import tomli_w
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from dpscaffold.checks import number
 from dpscaffold.deployment.protocol.messages import checked_public, fingerprint
 from dpscaffold.deployment.provision.edges import read_toml, site_name
 from dpscaffold.deployment.provision.keys import write_whole
 from dpscaffold.errors import BadInput, nearest
-from dpscaffold.setting.budgets import checked
-
-#: Where the server keeps what it knew of sites that were removed; a run in progress needs their ε.
-REMOVED = "removed"
 
 
 @dataclass(frozen=True)
 class Member:
-    """A site as the server's roster knows it (``NAME.site``): its two public keys, and the ε of one
-    run that its noise is solved for, if it has one of its own."""
+    """A site as the server's roster knows it (``NAME.site``): its two public keys."""
 
     name: str
     signing_key: str
     node_key: str
-    epsilon: float | None = None
 
     @property
     def fingerprint(self) -> str:
@@ -39,8 +30,7 @@ class Member:
 
     def to_toml(self) -> str:
         """As a file; :func:`read_member` reads it back."""
-        said = {key: value for key, value in vars(self).items() if value is not None}
-        return tomli_w.dumps({"site": 1, **said}, multiline_strings=True)
+        return tomli_w.dumps({"site": 1, **vars(self)}, multiline_strings=True)
 
 
 def read_member(path: Path) -> Member:
@@ -51,8 +41,7 @@ def read_member(path: Path) -> Member:
             raise BadInput(
                 "wrong-version", f"{path} is of another version; run dpscaffold site init again"
             )
-        epsilon = _epsilon(f"{path}: epsilon", tables.pop("epsilon", None))
-        member = Member(**{key: str(value) for key, value in tables.items()}, epsilon=epsilon)
+        member = Member(**{key: str(value) for key, value in tables.items()})
     except (KeyError, TypeError):
         raise BadInput(
             "not-a-site-file",
@@ -71,26 +60,9 @@ def read_member(path: Path) -> Member:
     return member
 
 
-def _epsilon(name: str, value: Any) -> float | None:
-    found = None if value is None else checked(number(name, value), name)
-    assert not isinstance(found, Mapping)
-    return found
-
-
-def admit(server: Path, path: Path, epsilon: float | None = None) -> Member:
-    """Add a site to the server's roster; a name or a key twice is refused.
-
-    ``epsilon`` is the site's ε of one run. Where the site's file names one, that is its own word,
-    and another is refused.
-    """
-    member, given = read_member(path), _epsilon("--epsilon", epsilon)
-    if None not in (given, member.epsilon) and given != member.epsilon:
-        raise BadInput(
-            "conflicting-arguments",
-            f"--epsilon is {given:g}, and {path} asks for {member.epsilon:g}; the site decides, so "
-            f"leave --epsilon out, or ask {member.name!r} for another file",
-        )
-    member = replace(member, epsilon=given if member.epsilon is None else member.epsilon)
+def admit(server: Path, path: Path) -> Member:
+    """Add a site to the server's roster; a name or a key twice is refused."""
+    member = read_member(path)
     for other in roster(server):
         if other.name == member.name:
             raise BadInput(
@@ -110,7 +82,7 @@ def admit(server: Path, path: Path, epsilon: float | None = None) -> Member:
 
 
 def remove(server: Path, name: str) -> None:
-    """Take a site off the roster. Its file is kept aside."""
+    """Take a site off the roster."""
     path = server / "roster" / f"{name}.site"
     if not path.exists():
         names = [member.name for member in roster(server)]
@@ -119,26 +91,7 @@ def remove(server: Path, name: str) -> None:
             f"the roster has no site {name!r}{nearest(name, names)}; it has "
             f"{', '.join(names) or 'none'}",
         )
-    (server / REMOVED).mkdir(exist_ok=True)
-    path.replace(server / REMOVED / path.name)
-
-
-def own_budgets(server: Path, resume: bool = False) -> dict[str, float]:
-    """ε of the sites to which the roster gives one, by name; where a run goes on, also of removed
-    ones, with which it may have begun."""
-    gone = _removed(server) if resume else ()
-    known = {member.name: member.epsilon for member in (*gone, *roster(server))}
-    return {name: epsilon for name, epsilon in known.items() if epsilon is not None}
-
-
-def signing_keys(server: Path) -> dict[str, str]:
-    """The public keys with which sites sign, by name; also of removed ones, whose files of earlier
-    runs still count."""
-    return {member.name: member.signing_key for member in (*_removed(server), *roster(server))}
-
-
-def _removed(server: Path) -> list[Member]:
-    return [read_member(path) for path in sorted((server / REMOVED).glob("*.site"))]
+    path.unlink()
 
 
 def roster(server: Path) -> tuple[Member, ...]:

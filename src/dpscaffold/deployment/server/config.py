@@ -34,7 +34,6 @@ from dpscaffold.deployment.protocol.enrolment import EnrolledRun
 from dpscaffold.deployment.provision import host_and_port, read_toml
 from dpscaffold.errors import BadInput
 from dpscaffold.setting.budget import Budget
-from dpscaffold.setting.budgets import DEFAULT, Epsilon
 from dpscaffold.setting.gaussian import Gaussian
 from dpscaffold.setting.secure import Secure
 
@@ -192,27 +191,6 @@ class ServerConfiguration(ConfigTable):
         solved = setting_of(offer, roster, self.budget()).calibrated(self.privacy.epsilon)
         return solved.privacy
 
-    def with_budgets(self, roster: Mapping[str, float]) -> ServerConfiguration:
-        """This configuration with the ε of sites that the roster names, as if they were in the
-        table ``privacy.epsilon``; those of sites without a size in ``deploy.records`` do not take
-        part and are left out."""
-        records = self.deploy.records
-        own = {name: e for name, e in roster.items() if records is None or name in records}
-        if not own:
-            return self
-        name, epsilon = next(iter(own.items()))
-        if self.privacy is None or self.privacy.epsilon is None:
-            given = "no [privacy]" if self.privacy is None else "privacy.noise, which keeps none"
-            raise BadInput(
-                "conflicting-arguments",
-                f"the roster gives {name!r} ε = {epsilon:g}, and the plan has {given}; set "
-                f"privacy.epsilon, which is then for the sites without a budget of their own",
-            )
-        both = self.privacy.model_copy(update={"epsilon": _agreed(self.privacy.epsilon, own)})
-        changed = self.model_copy(update={"privacy": both})
-        changed.__dict__.pop("_mechanism", None)  # solved for the budgets before
-        return changed
-
     def budget(self) -> Budget:
         """The server's own limits; in a deployed run anybody may stay away."""
         from dpscaffold.deployment.server.agreed import ABSENT
@@ -260,19 +238,6 @@ class ServerConfiguration(ConfigTable):
                 tables["privacy"]["noise_by_user"] = list(self._mechanism.noise_by_user)
             tables["privacy"].pop("epsilon", None)  # solved, as in a training run's file
         return tables
-
-
-def _agreed(epsilon: Epsilon, own: Mapping[str, float]) -> dict[str, float]:
-    """One table of the plan's budgets and of the roster's, which may not differ."""
-    table = epsilon if isinstance(epsilon, Mapping) else {DEFAULT: epsilon}
-    for name, budget in own.items():
-        if table.get(name, budget) != budget:
-            raise BadInput(
-                "conflicting-arguments",
-                f"privacy.epsilon.{name} is {table[name]:g}, and the roster gives this site "
-                f"ε = {budget:g}; leave one out",
-            )
-    return {**table, **own}
 
 
 def load_served(path: Path, overrides: Sequence[str] = ()) -> ServerConfiguration:

@@ -14,7 +14,6 @@ from dpscaffold.deployment.provision import (
     expiry_warnings,
     host_and_port,
     is_loopback,
-    own_budgets,
     read_secret,
     read_signing_key,
     roster,
@@ -63,7 +62,6 @@ def run_deployed(
     members = _members(server, without)
     if not resume:  # sizes were agreed on when the run began
         _check_named(settings.deploy.records, members)
-    settings = settings.with_budgets(own_budgets(server, resume))
     office = SuperLinkAddress(
         settings.deploy.address,
         None if insecure else (server / "ca.crt").read_bytes(),
