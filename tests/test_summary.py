@@ -35,10 +35,6 @@ def test_numbers_are_keys_next_to_the_others():
     assert TRAINED.number("late_test_rmse", 2.0) == 2.0 and TRAINED.number("optimum_loss") is None
 
 
-def test_only_a_deployed_run_has_a_control_gap():
-    assert "control_gap" not in TRAINED.to_json() and DEPLOYED.to_json()["control_gap"] is None
-
-
 def test_a_run_without_a_summary_has_not_ended(tmp_path):
     assert RunFolder(tmp_path).summary() == Summary() and Summary().ended == "unfinished"
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from deploy.test_deployed import FIXED, SECRET, Killed, deployment, killer
-from deploy.world import World
+from deploy.world import World, largest_gap, memories_of
 from refusals import refuses
 from small import Driven, federation, simulator
 from typer.testing import CliRunner
@@ -139,8 +139,6 @@ def own_slots(joined, users):
 @pytest.mark.parametrize("algorithm", ["fedavg", "scaffold", "scaffold-balanced", "fedprox"])
 def test_it_ends_where_a_simulation_from_that_state_does(tmp_path, algorithm, averaging):
     joined = Joined(tmp_path, algorithm, FIXED, user_ratio=0.8, averaging=averaging).begin()
-    for site in joined.world.sites.values():
-        site.share_slots = True
     state, users, slots = state_after(joined)
     served = joined.go_on()
     engine = simulator(joined.world.setting, chunk=1)
@@ -153,7 +151,8 @@ def test_it_ends_where_a_simulation_from_that_state_does(tmp_path, algorithm, av
     for name, value in end.server.slots.items():
         assert torch.equal(served.state.server.slots[name], value)
     if algorithm == "scaffold":
-        assert served.gap is not None and served.gap < 1e-5
+        memories = memories_of(*(site.state.path for site in joined.world.sites.values()))
+        assert largest_gap(served.state.server.slots, memories) < 1e-5
 
 
 def test_a_server_optimiser_goes_on(tmp_path):
@@ -198,10 +197,11 @@ def test_a_site_that_left_counts_no_more(tmp_path):
     joined = Joined(tmp_path, "scaffold", FIXED).begin()
     gone, names = joined.early[0], [joined.late, *joined.early[1:]]
     before = joined.world.ledger(gone).total
-    for site in joined.world.sites.values():
-        site.share_slots = True
     served = joined.go_on(names)
-    assert served.ended == "completed" and served.setting.users == 3 and served.gap < 1e-5
+    assert served.ended == "completed" and served.setting.users == 3
+    memories = memories_of(*(joined.world.sites[name].state.path for name in names))
+    assert len(memories) == 3
+    assert largest_gap(served.state.server.slots, memories) < 1e-5
     assert joined.world.ledger(gone).total == before
     assert any(f"{gone} is not on the roster" in one for one in joined.said)
 

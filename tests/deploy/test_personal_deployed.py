@@ -82,7 +82,6 @@ def test_it_is_in_no_message_and_not_at_the_server(tmp_path, personal):
     world = World(tmp_path, "fedavg", privacy=FIXED, rounds=3, user_ratio=1.0, personal=personal)
     sent = []
     for site in world.sites.values():
-        site.share_slots = True
         answer = site.answer
         site.answer = lambda message, answer=answer: sent.append(answer(message)) or sent[-1]
     world.enrol()

@@ -82,8 +82,6 @@ def test_a_deployed_run_ends_where_the_simulator_does(world):
 def test_it_is_in_no_message(world):
     """Neither its name nor its values are among what a site sends, nor is it restored."""
     sent = []
-    for site in world.sites.values():
-        site.share_slots = True
     answer = {name: site.answer for name, site in world.sites.items()}
     for name, site in world.sites.items():
         site.answer = lambda message, name=name: sent.append(answer[name](message)) or sent[-1]
@@ -91,7 +89,7 @@ def test_it_is_in_no_message(world):
     world.drive()
     world.engine._restore |= set(world.names)
     answers, _ = world.engine.settle(False, {}, None)
-    assert all(set(message.vectors) == {"slot.control"} for message in answers.values())
+    assert all(not message.vectors for message in answers.values())
     assert set(world.engine._mirrored(world.names[0])) == {"restore.control"}
     vectors = [vector for message in sent for vector in message.vectors.values()]
     assert not any("habit" in name for message in sent for name in message.vectors)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -125,7 +125,6 @@ class World:
         self.policies = {name: Policy.model_validate(LOOSE | (policy or {})) for name in self.names}
         self.logs: dict[str, list[str]] = {name: [] for name in self.names}
         self.steps: Callable[[str, str], None] = lambda name, step: None
-        self.share_slots = False
         self.keys = {name: new_key() for name in self.names}
         self.sites: dict[str, Site] = {}
         for user, name in enumerate(self.names):
@@ -176,7 +175,6 @@ class World:
             folder,
             lambda: self.policies[name],
             opener(self.file(name), self.folder / name, CPU, log),
-            share_slots=self.share_slots,
             log=log,
             step=lambda step: self.steps(name, step),
         )
@@ -326,6 +324,22 @@ class World:
                     total += held[slot]
             worst = max(worst, float(np.abs(len(self.names) * c.numpy() - total).max()))
         return worst
+
+
+def largest_gap(slots: Mapping[str, torch.Tensor], memories: Iterable[RunMemory]) -> float:
+    """The largest entry of M·c − Σc_i after a run, from what the sites have on their disks."""
+    held = [memory.acknowledged().slots for memory in memories]
+    worst = 0.0
+    for name, c in slots.items():
+        total = sum(one[name].astype(np.float64) for one in held if name in one)
+        worst = max(worst, float(np.abs(len(held) * c.numpy() - total).max()))
+    return worst
+
+
+def memories_of(*states: Path) -> list[RunMemory]:
+    """The memory of the run that is over, in each of these state folders."""
+    found = [RunMemory(run) for state in states for run in sorted((state / "runs").iterdir())]
+    return [memory for memory in found if (known := memory.enrolment()) and known.over]
 
 
 def uploads_of(answers: list[tuple[str, bytes]]) -> set[tuple[str, str]]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import Field, dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 from dpscaffold.privacy.record import JsonRecord, optional
 
@@ -17,8 +17,8 @@ class Summary(JsonRecord):
     - ``final``: the last evaluated round; ``metric``: the metric that represents the run.
     - ``verdict``: whether the model is better than a constant; ``warning``: what may be wrong.
     - ``model``: the folder of the model, or why there is none.
-    - ``run``, ``refusals``, ``control_gap``: only of a deployed run: its id, how often each reason
-      for a refusal was given, and the largest |M·c − Σc_i| (null where not all sites show c_i).
+    - ``run``, ``refusals``: only of a deployed run: its id, and how often each reason for a refusal
+      was given.
     - ``metrics``: numbers under names that start with ``late_`` (mean over the last 10 % of the
       rounds), ``baseline_`` (a constant) or ``optimum_`` (the central optimum).
     """
@@ -39,14 +39,9 @@ class Summary(JsonRecord):
     model: str | None = optional()
     run: str | None = optional()
     refusals: Mapping[str, int] | None = optional()
-    control_gap: float | None = None
     metrics: Mapping[str, float | str | None] = field(default_factory=dict)
 
     def number(self, name: str, otherwise: float | None = None) -> float | None:
         """One of ``metrics``; ``otherwise`` where the summary does not have it."""
         value = self.metrics.get(name, otherwise)
         return None if isinstance(value, str) else value
-
-    def _is_written(self, one: Field[Any]) -> bool:
-        deployed = self.run is not None
-        return deployed if one.name == "control_gap" else super()._is_written(one)

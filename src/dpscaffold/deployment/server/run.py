@@ -17,8 +17,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from dpscaffold.deployment.protocol.agreement import Offer, SchemaSettings
 from dpscaffold.deployment.protocol.enrolment import (
     EnrolledRun,
@@ -71,7 +69,6 @@ class DeploymentResult:
     state: State
     statement: Statement
     history: list[HistoryRow]
-    gap: float | None
     refusals: dict[str, int]
     setting: Setting
     #: How often each site has taken part.
@@ -378,7 +375,8 @@ class DeployedRun(RunDriver):
         said, state = self.accounts.statement(), self.state
         self.accounts.write_statement(self.out, said)
         over = ending.how in ("completed", "budget")
-        gap = self._settle(state, said, over) if over else None
+        if over:
+            self._settle(state, said)
         self.out.write_summary(
             Summary(
                 algorithm=self.setting.label,
@@ -390,7 +388,6 @@ class DeployedRun(RunDriver):
                 final=self.history[-1].to_json() if self.history else {},
                 run=self.sites.enrolled.run,
                 refusals=self.post.refusals,
-                control_gap=gap,
             )
         )
         if over and self.deployment.offer.fit is None:
@@ -404,34 +401,21 @@ class DeployedRun(RunDriver):
             state,
             said,
             self.history,
-            gap,
             refusals,
             self.setting,
             tuple(seen.get(name, 0) for name in self.sites.enrolled.names),
         )
 
-    def _settle(self, state: State, said: Statement, over: bool) -> float | None:
-        """Give the model to the sites; M·c − Σc_i where all of them share their slots."""
+    def _settle(self, state: State, said: Statement) -> None:
+        """Give the model to the sites."""
         final: dict[str, Json] = {"server": plain(said.server.to_json())}
         try:
-            answers, reasons = self.sites.settle(
-                over, final, trained(self.setting, state.output)[1]
-            )
+            _, reasons = self.sites.settle(True, final, trained(self.setting, state.output)[1])
         except ExchangeStopped:
             self.deployment.say("not all sites know that the run is over; --resume tells them")
-            return None
+            return
         for name, reason in reasons.items():
             self.deployment.say(f"{name} did not take the model: {reason}")
-        distances = []
-        for slot, c in state.server.slots.items():
-            held = [signed.vectors.get(f"slot.{slot}") for signed in answers.values()]
-            known = [vector for vector in held if vector is not None]
-            if len(known) == len(self.sites.enrolled.names):
-                total = np.sum([vector.astype(np.float64) for vector in known], axis=0)
-                distances.append(
-                    float(np.abs(len(known) * c.numpy().astype(np.float64) - total).max())
-                )
-        return max(distances) if distances else None
 
     def _status(self, state: State, phase: str, spent: MetricValues) -> None:
         """``status.json``, for monitoring."""

@@ -112,7 +112,6 @@ class Site:
     state: StateFolder
     policy: Callable[[], Policy]
     open_work: Callable[[Mapping[str, Any], Policy], SiteWork]
-    share_slots: bool = False
     keeps_keys: bool = True
     log: Callable[[str], None] = lambda sentence: None
     step: Callable[[str], None] = lambda name: None
@@ -552,10 +551,7 @@ class Site:
                 kept = (offer, model["params"], slots, rounds)
                 keep_models(self.state.path, self.name, known, *kept)
             memory.amend(known, over=True)
-        fields: dict[str, Json] = {"status": "yes"}
-        fields |= counts(entry_of(run, ledger), ledger)
-        shared = {f"slot.{name}": slots[name] for name in work.shares() if name in slots}
-        return fields, shared if self.share_slots else {}
+        return {"status": "yes", **counts(entry_of(run, ledger), ledger)}, {}
 
     # --- checks
 

@@ -29,7 +29,6 @@ node_key = "node.key"           # 0600, made here
 signing_key = "site.key"        # 0600, made here
 state = "state"                 # ledger and memory: never restore it from a backup, never copy it
 device = "auto"
-share_slots = false             # true: the server may check M·c = Σc_i at the end of a run
 
 [data]                          # one source of a training configuration; this site is one user
 {data}

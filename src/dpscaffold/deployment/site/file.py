@@ -177,9 +177,6 @@ class SiteFile(_SiteTable):
     it. Example: ``"state"``"""
     device: str = "auto"
     """The device that computes gradients. Value: 'auto', 'cpu' or 'cuda'. Example: ``"cpu"``"""
-    share_slots: bool = False
-    """Whether the server may check M·c = Σc_i at the end of a run, for which this site sends its
-    memory. Example: ``true``"""
     records: int | None = Field(default=None, ge=1)
     """The declared number of records, at least the true number. The server learns this number
     instead of the true one, whatever it offers. Example: ``400``"""

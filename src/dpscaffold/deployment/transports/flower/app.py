@@ -61,7 +61,6 @@ def answer_message(message: Message, path: Path) -> Message:
             state,
             lambda: file.policy,
             opener(file, path.resolve().parent, torch.device("cpu"), log),
-            share_slots=file.share_slots,
             keeps_keys=False,
             log=log,
         )

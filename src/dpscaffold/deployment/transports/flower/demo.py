@@ -138,10 +138,8 @@ def _show_run(title: str, out: Path) -> None:
     status = json.loads((out / "status.json").read_text())
     per_round = status["seconds"] / status["rounds"]
     crossed = (status["bytes_sent"] + status["bytes_received"]) / status["rounds"]
-    gap = RunFolder(out).summary().control_gap
     print(
-        f"{title}: {status['rounds']} rounds, each {per_round:.2f} s and {crossed / 1e3:.1f} kB, "
-        f"largest |M·c − Σc_i| {gap if gap is None else format(gap, '.2g')}",
+        f"{title}: {status['rounds']} rounds, each {per_round:.2f} s and {crossed / 1e3:.1f} kB",
         flush=True,
     )
 

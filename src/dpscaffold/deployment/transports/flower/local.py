@@ -44,7 +44,6 @@ class LocalFederation:
         folder: Path,
         data: Mapping[str, tuple[np.ndarray, np.ndarray]],
         policy: Mapping[str, str],
-        share_slots: bool = True,
         program: Sequence[str] = PROGRAM,
     ) -> None:
         self.folder, self.names, self.program = folder, tuple(data), tuple(program)
@@ -59,15 +58,13 @@ class LocalFederation:
             np.savez(site / "data.npz", features=features, labels=labels)
             table = 'source = "npz"\npath = "data.npz"'
             make_site(read_invitation(path), site, table, dict(policy))
-            self._amend(site / "site.toml", len(labels), share_slots)
+            self._amend(site / "site.toml", len(labels))
             admit(folder / "server", site / f"{path.stem}.site")
 
     @staticmethod
-    def _amend(path: Path, records: int, share_slots: bool) -> None:
+    def _amend(path: Path, records: int) -> None:
         text = path.read_text()
-        shared = f"share_slots = {'true' if share_slots else 'false'}"
-        text = text.replace("share_slots = false", f"{shared}\nrecords = {records}", 1)
-        path.write_text(text)
+        path.write_text(text.replace("\n[data]", f"records = {records}\n\n[data]", 1))
 
     def __enter__(self) -> LocalFederation:
         return self

@@ -87,7 +87,6 @@ def start_site(path: Path, insecure: bool, echo: Callable[[str], None]) -> None:
         state,
         _live_policy(path, file.policy, say),
         opener(file, path.resolve().parent, device, say),
-        share_slots=file.share_slots,
         log=say,
     )
     stop = threading.Event()

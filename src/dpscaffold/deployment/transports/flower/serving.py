@@ -167,8 +167,6 @@ def _report(
     echo(f"{served.ended} after round {served.state.round}; {out} holds the run", False)
     if served.message:
         echo(served.message, False)
-    if served.gap is not None:
-        echo(f"largest |M·c − Σc_i|: {served.gap:.3g}", False)
 
 
 def read_totals(path: Path) -> dict[str, int]:
