@@ -243,6 +243,11 @@ class Reached:
         return self.state.output
 
     @property
+    def slots(self) -> Mapping[str, Tensor]:
+        """What the server keeps besides x, by name."""
+        return self.state.server.slots
+
+    @property
     def control(self) -> Tensor:
         """SCAFFOLD's c."""
         return self.state.server.slots["control"]
@@ -260,11 +265,32 @@ ENGINES: dict[str, Callable[..., Driven]] = {
 }
 
 
+#: Other ways to the same run: in parts, from files, and next to another run.
+WAYS: dict[str, Callable[..., Driven]] = {
+    **ENGINES,
+    "one user at a time": lambda run, randomness=None: Driven(simulator(run, randomness, chunk=1)),
+    "two users at a time": lambda run, randomness=None: Driven(simulator(run, randomness, chunk=2)),
+    "mapped": lambda run, randomness=None: Driven(simulator(mapped(run), randomness)),
+    "mapped, two users at a time": lambda run, randomness=None: Driven(
+        simulator(mapped(run), randomness, chunk=2)
+    ),
+    "two workers": lambda run, randomness=None: Driven(
+        Simulator([run], [run.federation], Hardware((WHERE, WHERE), chunk=2), randomness)
+    ),
+    "stacked": lambda run, randomness=None: Driven(simulator([run, replace(run, plan=run.plan)])),
+}
+
+
+def mapped(run: Trial) -> Trial:
+    """The same run on records that are loaded for the users of each round."""
+    return replace(run, data=replace(run.federation, mapped=True))
+
+
 def final(
     engine: str, setting: Setting, randomness: Randomness | None = None, rounds: int | None = None
 ) -> Reached:
-    """Where this setting stands after all rounds on the named engine."""
-    return ENGINES[engine](setting, randomness).drive(rounds).reached
+    """Where this setting stands after all rounds on the named engine, or one of the other ways."""
+    return WAYS[engine](setting, randomness).drive(rounds).reached
 
 
 def parts(reached: Reached) -> dict[str, Tensor]:

@@ -7,21 +7,45 @@ this file follows. It translates and computes nothing of its own.
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 import torch
-from small import TASKS, federation, final, loop, setting
+from small import (
+    CPU,
+    ENGINES,
+    EQUAL,
+    EVERY,
+    PLAN,
+    PRIVACIES,
+    TASKS,
+    UNEQUAL,
+    WAYS,
+    Driven,
+    Reached,
+    Trial,
+    assert_agree,
+    assert_identical,
+    federation,
+    final,
+    loop,
+    setting,
+    simulator,
+    uploads,
+)
 from torch import Tensor
 
 from dpscaffold import BadInput, Budget, Gaussian, Logistic, Plan, Task, fedavg, synthetic, train
+from dpscaffold.algorithms import Upload
 from dpscaffold.cli.together import compose
-from dpscaffold.engines import Simulator
+from dpscaffold.engines import Draw, Simulator, State
 from dpscaffold.engines.participation.steps import Scales, noised_query
 from dpscaffold.federation import Federation
 from dpscaffold.privacy import (
@@ -36,19 +60,32 @@ from dpscaffold.privacy import (
 from dpscaffold.privacy.bound import no_guarantee
 from dpscaffold.privacy.bounds import bound_for
 from dpscaffold.privacy.mechanism import SecureTerms
+from dpscaffold.randomness.streams import Randomness
 from dpscaffold.runs.budget_file import BudgetFile
 from dpscaffold.runs.ledger import read_account
-from dpscaffold.tasks import Batch
+from dpscaffold.tasks import Batch, ClippedSum
 from dpscaffold.tasks.base import clip_factors
 from dpscaffold.tasks.clipping import LayerOuter, clip_outer, clip_unseen, row_squares
 
 __all__ = [
     "EDITS",
+    "ENGINES",
+    "EQUAL",
+    "EVERY",
+    "PLAN",
+    "PRIVACIES",
     "TASKS",
+    "UNEQUAL",
+    "WAYS",
+    "ClippedSum",
+    "Upload",
+    "assert_agree",
+    "assert_identical",
     "federation",
     "final",
     "row_squares",
     "setting",
+    "uploads",
 ]
 
 
@@ -432,3 +469,187 @@ def clipped_products(
 def clip_factor(norms: Tensor, clip: Tensor) -> Tensor:
     """What gradients of these norms, (users, n), are multiplied by."""
     return clip_factors(norms, None, clip)[0]
+
+
+# --- engines ------------------------------------------------------------------------------------
+# Federations, settings, and every way of taking a run to its end are those of tests/small.py.
+
+
+def changed(run: Trial, **parts: Any) -> Trial:
+    """The same run with another ``algorithm``, ``task`` or ``privacy``, or other keys of the
+    plan."""
+    own = {name: parts.pop(name) for name in ("algorithm", "task", "privacy") if name in parts}
+    return replace(run, plan=replace(run.plan, **parts), **own)
+
+
+def step_size(run: Trial) -> float:
+    """η_l of a local step."""
+    return run.plan.step_size
+
+
+def server_at_start(run: Trial) -> Any:
+    """x⁰ and what the server keeps besides it, as an algorithm's ``update`` takes it."""
+    return State.initial(run, CPU).server
+
+
+@dataclass(frozen=True)
+class Draws:
+    """What chance decides in a run, read off its streams."""
+
+    run: Trial
+
+    def members(self, round: int) -> np.ndarray:
+        """The users who take part in a round."""
+        return self.run.randomness().cohort(round, self.run.users, self.run.cohort_size)
+
+    def batches(
+        self, round: int, user: int, size: int, batch: int, steps: int, sampling: str
+    ) -> list[np.ndarray]:
+        """The records of each local step."""
+        drawn = self.run.randomness().batches(round, user, size, batch, steps, sampling)
+        return [drawn.of(step) for step in range(steps)]
+
+    def noise(self, round: int, user: int, size: int) -> Callable[[], np.ndarray]:
+        """The next standard normal vector of a user, from call to call."""
+        stream = self.run.randomness().normals(round, user)
+        return lambda: stream.standard_normal(size, dtype="float32")
+
+
+class Recorder(Randomness):
+    """Streams that remember what they gave, by (round, user)."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.given: dict[tuple[str, int, int], np.ndarray] = {}
+
+    def batches(self, round: int, user: int, *law: Any, **more: Any) -> Any:
+        """The real batches, remembered without their padding."""
+        drawn = super().batches(round, user, *law, **more)
+        assert ("batches", round, user) not in self.given, (
+            "a user's batches were drawn twice in a round"
+        )
+        self.given["batches", round, user] = np.concatenate(
+            [drawn.of(k) for k in range(len(drawn.count))]
+        )
+        return drawn
+
+    def normals(self, round: int, user: int) -> np.random.Generator:
+        """The real stream; its first numbers are remembered."""
+        assert ("noise", round, user) not in self.given, "a user's noise was drawn twice in a round"
+        self.given["noise", round, user] = super().normals(round, user).standard_normal(8)
+        return super().normals(round, user)
+
+
+def drawn_by(engine: str, run: Trial) -> dict[tuple[str, int, int], np.ndarray]:
+    """All batches (``"batches"``) and the first numbers of all noise (``"noise"``) that a run asked
+    for, by round and user; nothing may be drawn twice."""
+    recorder = Recorder(run.plan.public_seed)
+    final(engine, run, recorder)
+    return recorder.given
+
+
+@contextmanager
+def counted_batches(trials: int) -> Iterator[dict[int, tuple[int, int]]]:
+    """How many records would be drawn of how many in this many steps, by user, at the sizes with
+    which the runs inside draw theirs."""
+    counts: dict[int, tuple[int, int]] = {}
+    real = Randomness.batches
+
+    def batches(
+        self: Randomness,
+        round: int,
+        user: int,
+        records: int,
+        batch: int,
+        steps: int,
+        sampling: Any,
+        out: Any = None,
+        declared: int | None = None,
+    ) -> Any:
+        many = real(self, round, user, records, batch, trials, sampling, None, declared)
+        counts[user] = (int(many.count.sum()), records * trials)
+        return real(self, round, user, records, batch, steps, sampling, out, declared)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Randomness, "batches", batches)
+        yield counts
+
+
+@dataclass(frozen=True)
+class Round:
+    """A finished round: who came, the mean move, the totals of what else was sent, and where the
+    server is now."""
+
+    number: int
+    arrived: tuple[int, ...]
+    move: Tensor
+    totals: dict[str, Tensor]
+    params: Tensor
+    largest_drift: float | None
+
+
+class Drive:
+    """One run on an engine, round by round."""
+
+    def __init__(self, engine: str, run: Trial) -> None:
+        self._driven = WAYS[engine](run)
+        self._users = range(run.users)
+
+    def round_of(self, drawn: Sequence[int], active: Sequence[int] | None = None) -> Round:
+        """The next round with these participants, of whom only ``active`` ones do anything."""
+        everybody = np.array(drawn, dtype=np.int64)
+        there = everybody if active is None else np.array(active, dtype=np.int64)
+        done = self._driven.round(Draw(everybody, there))
+        mean = done.gathered.mean
+        return Round(
+            done.number,
+            tuple(done.gathered.arrived),
+            mean.params,
+            dict(mean.totals),
+            done.state.params.cpu(),
+            done.gathered.metrics.get("largest_drift"),
+        )
+
+    def drive(self, rounds: int | None = None) -> Drive:
+        """All rounds of the run, or up to one of them."""
+        self._driven.drive(rounds)
+        return self
+
+    def remember(self, value: float) -> None:
+        """Put this number into everything that every user remembers."""
+        memories = self._driven.engine.memories
+        slots = memories.recall(self._users)
+        memories.keep(self._users, {n: torch.full_like(v, value) for n, v in slots.items()})
+
+    def checkpoint(self) -> Any:
+        """What a checkpoint would hold."""
+        return copy.deepcopy(
+            (self._driven.states[0].to_dict(), self._driven.engine.memories.to_dict())
+        )
+
+    def restore(self, saved: Any) -> None:
+        """Go back to a checkpoint."""
+        state, memories = saved
+        self._driven.states[0] = State.from_dict(state).to(self._driven.engine.device)
+        self._driven.engine.memories.restore(memories)
+
+    @property
+    def reached(self) -> Reached:
+        """Where the run stands."""
+        return self._driven.reached
+
+
+class Stack:
+    """Several runs on the fast engine at once; those that cannot run alike are refused."""
+
+    def __init__(self, runs: Sequence[Trial], chunk: int | None = None) -> None:
+        self._driven = Driven(simulator(runs, chunk=chunk))
+
+    def drive(self, rounds: int | None = None) -> list[Reached]:
+        """Where every run stands after all rounds, or so many."""
+        return self._driven.drive(rounds).all_reached
+
+
+def keeps_records(way: str, run: Trial) -> bool:
+    """Whether all records are at hand from the first round on."""
+    return bool(WAYS[way](run).engine.workers[0].store.resident)

@@ -5,29 +5,29 @@ Adding an entry to ``ALGORITHMS`` adds it to every test here.
 
 from __future__ import annotations
 
-import copy
-from dataclasses import replace
-
 import pytest
 import torch
-from small import (
-    CPU,
+from toys import Quadratic, quadratics
+from world import (
     ENGINES,
     EVERY,
     PRIVACIES,
     TASKS,
+    Draws,
+    Drive,
+    Upload,
     assert_agree,
     assert_identical,
+    changed,
     federation,
     final,
+    server_at_start,
     setting,
+    step_size,
     uploads,
 )
-from toys import Quadratic, quadratics
 
-from dpscaffold.algorithms import Upload, fedavg, fedprox, scaffold, scaffold_balanced
-from dpscaffold.engines import State
-from dpscaffold.setting.gaussian import Gaussian
+from dpscaffold import Gaussian, fedavg, fedprox, scaffold, scaffold_balanced
 
 each_engine = pytest.mark.parametrize("engine", ENGINES)
 each_algorithm = pytest.mark.parametrize("algorithm", EVERY)
@@ -63,7 +63,7 @@ def test_no_noise_and_no_clip_is_the_classical_algorithm(algorithm, task, unit, 
     # Adam divides by small second moments, which magnifies the last bits.
     rtol, atol = (1e-4, 1e-4) if algorithm == "fedadam" else (1e-5, 1e-6)
     assert_agree(
-        final(engine, silent), final(engine, replace(silent, privacy=None)), rtol=rtol, atol=atol
+        final(engine, silent), final(engine, changed(silent, privacy=None)), rtol=rtol, atol=atol
     )
 
 
@@ -79,7 +79,7 @@ def test_scaffold_without_control_variates_is_fedavg(task, privacy, engine):
         return Upload(move, nothing), nothing
 
     run = setting(scaffold().replace(finish=forget), task, privacy)
-    plain = replace(run, algorithm=fedavg())
+    plain = changed(run, algorithm=fedavg())
     torch.testing.assert_close(
         final(engine, run).params, final(engine, plain).params, rtol=1e-5, atol=1e-6
     )
@@ -94,10 +94,10 @@ def test_fedprox_without_a_pull_is_fedavg_and_a_strong_pull_holds_back(engine):
     """μ = 0 is FedAvg; the larger μ, the shorter the users' moves."""
     run = setting(fedprox(0.0), "logistic", None, local_steps=8)
     assert_agree(
-        final(engine, run), final(engine, replace(run, algorithm=fedavg())), rtol=1e-6, atol=1e-7
+        final(engine, run), final(engine, changed(run, algorithm=fedavg())), rtol=1e-6, atol=1e-7
     )
     lengths = [
-        float(uploads(engine, replace(run, algorithm=fedprox(mu)))[0]["move"].norm())
+        float(uploads(engine, changed(run, algorithm=fedprox(mu)))[0]["move"].norm())
         for mu in (0.0, 1.0, 4.0)
     ]
     assert lengths[0] > 1.05 * lengths[1] > 1.05 * lengths[2]
@@ -112,7 +112,7 @@ def test_fedprox_takes_the_proximal_step(engine):
         fedprox(0.7), Quadratic(3), None, data,
         rounds=1, local_steps=2, user_ratio=1.0, data_ratio=1.0, regularisation=0.1,
     )  # fmt: skip
-    eta, x = run.plan.step_size, torch.zeros(3)
+    eta, x = step_size(run), torch.zeros(3)
     first = x - eta * (h * (x - a) + 0.1 * x)
     second = first - eta * (h * (first - a) + 0.1 * first + 0.7 * (first - x))
     torch.testing.assert_close(final(engine, run).params, second)
@@ -128,9 +128,9 @@ def test_the_server_keeps_the_mean_of_what_users_remember(algorithm, privacy, we
     for rounds in (1, 2, 4):
         reached = final(engine, run, rounds=rounds)
         for name in MIRRORS[algorithm]:
-            kept, mean = reached.state.server.slots[name], reached.memories[name].mean(0)
+            kept, mean = reached.slots[name], reached.memories[name].mean(0)
             torch.testing.assert_close(kept, mean, rtol=1e-3, atol=1e-4)
-        kept = [reached.state.server.slots[name] for name in MIRRORS[algorithm]]
+        kept = [reached.slots[name] for name in MIRRORS[algorithm]]
         assert max(float(slot.norm()) for slot in kept) > 1e-3
 
 
@@ -140,21 +140,21 @@ def test_the_server_keeps_the_mean_of_what_users_remember(algorithm, privacy, we
 def test_the_server_moves_by_the_mean_upload(algorithm, weighting, engine):
     """``update`` gets Σw_iΔy_i with w_i = 1/m, or R_i/ΣR_j over the participants, totals divided by
     M, and η_g; FedAvg and SCAFFOLD then move by η_g times that mean."""
+    data = federation()
     run = setting(
-        algorithm, "logistic", "fixed", weighting=weighting, server_rate=0.6, warm_rounds=0
+        algorithm, "logistic", "fixed", data, weighting=weighting, server_rate=0.6, warm_rounds=0
     )
     (sent,) = uploads(engine, run)
-    chosen = run.randomness().cohort(1, run.users, run.cohort_size)
-    sizes = run.federation.train.sizes[chosen].float()
+    sizes = data.train.sizes[Draws(run).members(1)].float()
     weights = torch.full((3,), 1 / 3) if weighting == "uniform" else sizes / sizes.sum()
-    totals = {name: value.sum(0) / run.users for name, value in sent.items() if name in TOTALS}
-    start = State.initial(run, CPU).server
-    moved = run.algorithm.update(start, Upload(weights @ sent["move"], totals), 0.6)
+    totals = {name: value.sum(0) / data.users for name, value in sent.items() if name in TOTALS}
+    start, update = server_at_start(run), EVERY[algorithm]().update
+    moved = update(start, Upload(weights @ sent["move"], totals), 0.6)
     reached = final(engine, run, rounds=1)
     torch.testing.assert_close(reached.params, moved.params, rtol=1e-4, atol=1e-6)
     for name, value in moved.slots.items():
-        torch.testing.assert_close(reached.state.server.slots[name], value, rtol=1e-4, atol=1e-6)
-    if run.algorithm.update in MOVES:
+        torch.testing.assert_close(reached.slots[name], value, rtol=1e-4, atol=1e-6)
+    if update in MOVES:
         expected = start.params + 0.6 * weights @ sent["move"]
         torch.testing.assert_close(reached.params, expected, rtol=1e-4, atol=1e-6)
 
@@ -172,9 +172,10 @@ def test_the_output_is_the_average_that_was_asked_for(algorithm, averaging, take
     run = setting(
         algorithm, "logistic", "fixed", averaging=averaging, tail=0.4, rounds=6, warm_rounds=1
     )
-    if not run.warm_rounds and averaging == "uniform":
+    cold = EVERY[algorithm]().warm_up is None
+    if cold and averaging == "uniform":
         taken = [1, *taken]
-    if not run.warm_rounds and averaging == "tail":
+    if cold and averaging == "tail":
         taken = [4, *taken]
     iterates = {t: final(engine, run, rounds=t).params for t in range(1, 7)}
     expected = torch.stack([iterates[t] for t in taken]).mean(0) if taken else iterates[6]
@@ -185,15 +186,13 @@ def test_the_output_is_the_average_that_was_asked_for(algorithm, averaging, take
 @each_algorithm
 def test_users_who_are_not_drawn_are_left_alone(algorithm, engine):
     """A round changes the memory of its participants only."""
-    run = setting(algorithm, "logistic", "fixed")
-    made, remembers = ENGINES[engine](run), run.algorithm.remembers
-    memories, everyone = made.engine.memories, range(run.users)
-    sevens = {name: torch.full_like(v, 7.0) for name, v in memories.recall(everyone).items()}
-    memories.keep(everyone, sevens)
+    data = federation()
+    made = Drive(engine, setting(algorithm, "logistic", "fixed", data))
+    made.remember(7.0)
     chosen = [1, 4]
     made.round_of(chosen)
-    untouched = [i for i in everyone if i not in chosen]
-    assert made.reached.memories.keys() == remembers.keys()
+    untouched = [i for i in range(data.users) if i not in chosen]
+    assert made.reached.memories.keys() == EVERY[algorithm]().remembers.keys()
     for table in made.reached.memories.values():
         assert bool((table[untouched] == 7.0).all())
         assert bool((table[chosen] != 7.0).any(dim=1).all())
@@ -204,12 +203,11 @@ def test_users_who_are_not_drawn_are_left_alone(algorithm, engine):
 def test_a_state_survives_a_checkpoint(algorithm, engine):
     """Two rounds, a checkpoint, two more: bit for bit the four rounds in one go."""
     run = setting(algorithm, "mlp", "poisson", averaging="uniform")
-    made = ENGINES[engine](run).drive(2)
-    saved = copy.deepcopy((made.states[0].to_dict(), made.engine.memories.to_dict()))
+    made = Drive(engine, run).drive(2)
+    saved = made.checkpoint()
     made.drive()
-    resumed = ENGINES[engine](run)
-    resumed.states[0] = State.from_dict(saved[0]).to(resumed.engine.device)
-    resumed.engine.memories.restore(saved[1])
+    resumed = Drive(engine, run)
+    resumed.restore(saved)
     assert_identical(resumed.drive().reached, made.reached)
     assert_identical(resumed.reached, final(engine, run))
 
@@ -219,11 +217,8 @@ def test_a_state_survives_a_checkpoint(algorithm, engine):
 def test_the_report_names_the_participants_and_the_largest_drift(algorithm, engine):
     """largest_drift is max_i ‖y_i^K − x‖ over the round's participants."""
     run = setting(algorithm, "logistic", "fixed", data=federation(), warm_rounds=0)
-    done = ENGINES[engine](run).round_of([0, 3, 5])
-    assert done.number == 1 and done.gathered.arrived == (0, 3, 5)
-    drawn = run.randomness().cohort(1, run.users, run.cohort_size)
+    done = Drive(engine, run).round_of([0, 3, 5])
+    assert done.number == 1 and done.arrived == (0, 3, 5)
     (sent,) = uploads(engine, run)
-    again = ENGINES[engine](run).round_of(drawn).gathered
-    assert again.metrics["largest_drift"] == pytest.approx(
-        float(sent["move"].norm(dim=1).max()), rel=1e-5
-    )
+    again = Drive(engine, run).round_of(Draws(run).members(1))
+    assert again.largest_drift == pytest.approx(float(sent["move"].norm(dim=1).max()), rel=1e-5)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from oracle.algorithm1 import dp_scaffold, gradient
-from small import EQUAL, UNEQUAL, federation, final, setting
+from world import EQUAL, UNEQUAL, Draws, federation, final, setting
 
-from dpscaffold.setting.gaussian import Gaussian
+from dpscaffold import Gaussian
 
 
 @pytest.mark.parametrize("engine", ["loop", "simulator"])
@@ -21,15 +21,7 @@ def test_the_engines_do_what_the_paper_writes(draws_of_the_cpu, algorithm, sampl
     clip, sigma = 0.9, 0.6
     plan = {"rounds": 6, "local_steps": 4, "data_ratio": 0.5, "server_rate": 0.8, "warm_rounds": 2}
     run = setting(algorithm, "logistic", Gaussian(clip, sigma, sampling), data, **plan)
-    draws = run.randomness()
-
-    def batches(t, i):
-        drawn = draws.batches(t, i, sizes[i], sizes[i] // 2, 4, sampling)
-        return [drawn.of(k) for k in range(4)]
-
-    def noise(t, i):
-        stream = draws.normals(t, i)
-        return lambda: stream.standard_normal(4 * 6, dtype="float32")
+    draws = Draws(run)
 
     x, c, own = dp_scaffold(
         data=[tuple(part.numpy() for part in data.train.of(i)) for i in range(6)],
@@ -42,9 +34,9 @@ def test_the_engines_do_what_the_paper_writes(draws_of_the_cpu, algorithm, sampl
         clip=clip,
         sigma=sigma,
         regularisation=0.02,
-        participants=lambda t: draws.cohort(t, 6, 3),
-        batches=batches,
-        noise=noise,
+        participants=draws.members,
+        batches=lambda t, i: draws.batches(t, i, sizes[i], sizes[i] // 2, 4, sampling),
+        noise=lambda t, i: draws.noise(t, i, 4 * 6),
         controls=algorithm != "fedavg",
         warm=2 if algorithm == "scaffold-warm" else 0,
     )
