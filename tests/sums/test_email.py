@@ -176,6 +176,44 @@ def test_masks_save_noise_and_the_statement_says_so(tmp_path):
         assert delta == pytest.approx(made[0].delta, rel=1e-2)
 
 
+@pytest.mark.parametrize("more", ["", "colluders = 1"])
+def test_a_repeated_sum_is_stated_as_often_as_it_was_made(tmp_path, more):
+    """Whoever combines attempt 3 may have the files of attempts 1 and 2 too: three Gaussians of the
+    noise that one of them has, in closed form."""
+    mail = Mail(tmp_path, more=more)
+    once = mail.plan.setting.privacy.noise
+    mail.path.write_text(PLAN.format(noise="epsilon = 1.0", more=f"{more}\nattempt = 3"))
+    mail.plan = load_plan(mail.path)
+    assert mail.plan.setting.privacy.noise == once
+    for name in NAMES:
+        make_keys(mail.plan, name, tmp_path / name)
+    if more:
+        mail.confirm()
+    made = combine(mail.plan, mail.sums(mail.keys() if more else ()))
+    said = write_run(mail.plan, made, tmp_path / "model")
+    assert read_account(tmp_path / "model").statement() == said
+    hidden = np.sqrt(2) if more else 1.0
+    views = [(said.server, hidden), (made.privacy.server, hidden), (said.third_party, hidden)]
+    views += [(said.alone, 1.0), (made.privacy.alone, 1.0)] if more else [(said.participant, 1.0)]
+    for view, others in views:
+        mu = np.sqrt(3) / (2 * once * others)
+        epsilon = view.epsilon
+        delta = norm.cdf(mu / 2 - epsilon / mu) - np.exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu)
+        assert epsilon > 1.5 and delta == pytest.approx(1e-6, rel=1e-2)
+
+
+def test_new_key_files_are_no_new_attempt(tmp_path):
+    """A masked sum that failed is a release too: it is repeated under the next number alone."""
+    mail = Mail(tmp_path, more="colluders = 1")
+    mail.confirm()
+    mail.make("north", mail.keys())
+    for name in NAMES:
+        make_keys(mail.plan, name, tmp_path / name)
+    with refuses("session-spent: sums.attempt to 2"):
+        mail.make("north", mail.keys())
+    assert mail.ledger("north").total == 1
+
+
 def test_the_commands_show_both_epsilons(tmp_path):
     """sums combine, privacy and report say the same of a folder, under the same names."""
     mail = Mail(tmp_path, more="colluders = 1")

@@ -16,7 +16,6 @@ from dpscaffold.errors import BadInput
 from dpscaffold.models.model import Model
 from dpscaffold.models.storage import WITHIN
 from dpscaffold.models.trained import Origin
-from dpscaffold.privacy.statement import statement
 from dpscaffold.privacy.statement_types import Statement
 from dpscaffold.runs.account import PrivacyAccount
 from dpscaffold.runs.folder import RunFolder
@@ -101,17 +100,23 @@ def _solved(plan: SumsPlan, total: np.ndarray) -> Combined:
     integers = grid.integers(total.astype(grid.dtype))
     mean = grid.restore(integers, float(len(plan.members)))
     gram, _ = plan.task.matrices(mean)
-    said = statement(
-        setting.mechanism,
-        preparation=setting.roster.schema.preparation,
-        colluders=setting.budget.colluders,
-    )
+    account = PrivacyAccount(setting)
+    _count(plan, account)
+    said = account.statement()
     task, params = plan.task.trained(mean)
     schema = setting.roster.schema
     steps = (rows.coding, *schema.preparation)
     origin = Origin(setting.label, setting.roster.title, 1, rows.label)
     model = Model(task, params, steps, schema.target, schema, said, origin)
     return Combined(model, said, 2 * float(gram[-1, -1]) * len(plan.members))
+
+
+def _count(plan: SumsPlan, account: PrivacyAccount) -> None:
+    """Enter all attempts: whoever has the files of this one may have those of the ones before."""
+    everybody = np.arange(len(plan.members))
+    account.admit(1, everybody)
+    for _ in range(plan.sums.attempt - 1):
+        account.count_again(1, everybody.tolist())
 
 
 def write_run(plan: SumsPlan, made: Combined, folder: Path) -> Statement:
@@ -124,7 +129,7 @@ def write_run(plan: SumsPlan, made: Combined, folder: Path) -> Statement:
     run, account = RunFolder(draft), PrivacyAccount(plan.setting)
     run.write_text("config.toml", tomli_w.dumps(plan.to_dict()))
     account.attach(run, plan.digest, Seed.of(None, secret=True))  # nobody is drawn
-    account.admit(1, np.arange(len(plan.members)))
+    _count(plan, account)
     said = account.statement()
     account.write_statement(run, said)
     run.append_metrics(HistoryRow(1, {"arrived": float(len(plan.members))}))

@@ -40,9 +40,10 @@ class SumsSettings(ConfigTable):
     colluders: int | None = Field(default=None, ge=0)
     """With a number, sums are masked: whoever has all files, together with this number of sites,
     learns only their total, and each site adds less noise. Example: ``1``"""
-    attempt: int = Field(default=1, ge=1)
+    attempt: int = Field(default=1, ge=1, le=1000)
     """The number of this attempt. A new number lets every site make, and spend, its sums again.
-    Example: ``2``"""
+    privacy.epsilon is for one attempt, and the statement is for all up to this one. Example:
+    ``2``"""
 
 
 class SumsConfiguration(ConfigTable):

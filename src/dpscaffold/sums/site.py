@@ -227,6 +227,7 @@ def _made(
     reserved = session in ledger.runs
     if reserved and ledger.runs[session].participations:
         return _again(ledger, stored, session, out)
+    _refuse_attempted(plan, ledger)
     signer = read_signing_key(site.signing_key)
     key = _own_key(plan, site, files, public_of(signer))
     _check_members(site, files, public_of(signer))
@@ -250,14 +251,27 @@ def _made(
     return MadeSums.of(out, False, granted, notes)
 
 
+def _refuse_attempted(plan: SumsPlan, ledger: SiteLedger) -> None:
+    """Refuse new key files for an attempt that this site has taken part in: the statement counts
+    as many sums as the plan has attempts."""
+    made = [run for run in ledger.runs.values() if run.plan == plan.digest and run.participations]
+    if made:
+        raise BadInput(
+            "session-spent",
+            f"the ledger has a line for attempt {plan.sums.attempt} of this plan, with other key "
+            f"files; set sums.attempt to {plan.sums.attempt + 1} in the plan and make new key "
+            f"files at all sites",
+        )
+
+
 def _again(ledger: SiteLedger, stored: Path, session: str, out: Path) -> MadeSums:
     """The file of a session that has its line in the ledger, byte for byte, or a refusal."""
     if not stored.exists():
         raise BadInput(
             "session-spent",
             "the ledger has a line for this session, and its file was not finished; a session is "
-            "never repeated: set sums.attempt in the plan (masked: make new key files) at all "
-            "sites",
+            "never repeated: set sums.attempt to the next number in the plan (masked: and make new "
+            "key files) at all sites",
         )
     write_whole(out, stored.read_bytes())
     return MadeSums.of(out, True, ledger.runs[session].grant)
