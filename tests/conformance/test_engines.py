@@ -12,28 +12,27 @@ import numpy as np
 import pytest
 import torch
 from refusals import refuses
-from small import (
-    ENGINES,
+from world import (
     EQUAL,
     EVERY,
+    PLAN,
     PRIVACIES,
     TASKS,
     UNEQUAL,
-    WHERE,
-    Driven,
+    Drive,
+    Stack,
     assert_agree,
     assert_identical,
+    changed,
+    drawn_by,
     federation,
     final,
-    loop,
+    keeps_records,
+    server_at_start,
     setting,
-    simulator,
 )
 
-from dpscaffold.algorithms import fedprox
-from dpscaffold.engines import Draw, Hardware, Simulator
-from dpscaffold.randomness.streams import Randomness
-from dpscaffold.setting.gaussian import Gaussian
+from dpscaffold import Gaussian, fedprox
 
 #: Sizes of the users, weighting of the mean, averaging of the output.
 SHAPES = {
@@ -111,19 +110,20 @@ def test_a_seed_reproduces_a_run_bit_for_bit(algorithm, privacy, engine):
     run = setting(algorithm, "mlp", privacy)
     once = final(engine, run)
     assert_identical(once, final(engine, run))
-    other = final(engine, replace(run, plan=replace(run.plan, seed=1)))
+    other = final(engine, changed(run, seed=1))
     assert not torch.allclose(once.params, other.params, atol=1e-4)
 
 
 @every_algorithm
 @every_task
-@pytest.mark.parametrize(("privacy", "chunk"), [("none", 1), ("poisson", 2)])
+@pytest.mark.parametrize(
+    ("privacy", "chunk"), [("none", "one user at a time"), ("poisson", "two users at a time")]
+)
 def test_chunks_change_nothing_but_rounding(algorithm, task, privacy, chunk):
     """Any chunk size draws the same participants, batches and noise, and agrees to float
     tolerance."""
     run = setting(algorithm, task, privacy)
-    whole = final("simulator", run)
-    assert_agree(Driven(simulator(run, chunk=chunk)).drive().reached, whole)
+    assert_agree(final(chunk, run), final("simulator", run))
 
 
 @every_algorithm
@@ -131,9 +131,7 @@ def test_chunks_change_nothing_but_rounding(algorithm, task, privacy, chunk):
 def test_devices_that_share_a_round_change_nothing(algorithm, privacy):
     """Chunks split over two workers give the very run of one worker with those chunks."""
     run = setting(algorithm, "mlp", privacy)
-    hardware = Hardware((WHERE, WHERE), chunk=2)
-    shared = Driven(Simulator([run], [run.federation], hardware))
-    assert_identical(shared.drive().reached, Driven(simulator(run, chunk=2)).drive().reached)
+    assert_identical(final("two workers", run), final("two users at a time", run))
 
 
 @every_algorithm
@@ -142,13 +140,14 @@ def test_stacked_runs_agree_with_single_ones(algorithm, privacy):
     """Runs with their own data, rates, clips and noise share a stack without touching each
     other."""
     kind = PRIVACIES[privacy]
-    runs = [setting(algorithm, "logistic", kind, federation(UNEQUAL, seed=0))]
+    data = federation(UNEQUAL, seed=0)
+    runs = [setting(algorithm, "logistic", kind, data)]
     runs.append(
         setting(
             algorithm,
             "logistic",
             kind,
-            runs[0].federation,
+            data,
             seed=5,
             learning_rate=0.1,
             regularisation=0.0,
@@ -173,8 +172,7 @@ def test_stacked_runs_agree_with_single_ones(algorithm, privacy):
         )
     )
     for chunk in (None, 2):
-        stack = Driven(simulator(runs, chunk=chunk)).drive()
-        for reached, run in zip(stack.all_reached, runs, strict=True):
+        for reached, run in zip(Stack(runs, chunk).drive(), runs, strict=True):
             assert_agree(reached, final("simulator", run))
 
 
@@ -188,8 +186,7 @@ def test_a_silent_run_may_share_a_stack_with_a_noised_one():
         "scaffold", "logistic", Gaussian(clip=0.1, noise=0.0, sampling="poisson", unit="user")
     )
     runs = [silent, noised, tight]
-    stack = Driven(simulator(runs)).drive(3)
-    for reached, run in zip(stack.all_reached, runs, strict=True):
+    for reached, run in zip(Stack(runs).drive(3), runs, strict=True):
         for engine in ("simulator", "loop"):
             assert_agree(reached, final(engine, run, rounds=3))
 
@@ -197,23 +194,25 @@ def test_a_silent_run_may_share_a_stack_with_a_noised_one():
 def test_runs_of_different_structure_are_not_stacked():
     """A stack refuses what it cannot run alike, and names the part: nothing runs under another
     run's rule."""
-    base = setting("fedprox", "module", "fixed")
+    data = federation()
+    task = TASKS["module"](data.dimension, data.classes)
+    base = setting("fedprox", task, "fixed")
     others = {
-        "algorithm": setting("fedavg", base.task, "fixed"),
-        "mu": setting(fedprox(mu=0.9), base.task, "fixed"),
+        "algorithm": setting("fedavg", task, "fixed"),
+        "mu": setting(fedprox(mu=0.9), task, "fixed"),
         "task": setting("fedprox", "module", "fixed"),
-        "local_steps": setting("fedprox", base.task, "fixed", local_steps=2),
-        "rounds": setting("fedprox", base.task, "fixed", rounds=3),
-        "privacy": setting("fedprox", base.task, None),
-        "sampling": setting("fedprox", base.task, "poisson"),
-        "unit": setting("fedprox", base.task, "user"),
-        "clip": setting("fedprox", base.task, "median"),
+        "local_steps": setting("fedprox", task, "fixed", local_steps=2),
+        "rounds": setting("fedprox", task, "fixed", rounds=3),
+        "privacy": setting("fedprox", task, None),
+        "sampling": setting("fedprox", task, "poisson"),
+        "unit": setting("fedprox", task, "user"),
+        "clip": setting("fedprox", task, "median"),
     }
     for name, other in others.items():
         with refuses("not-stackable"):
-            simulator([base, other])
+            Stack([base, other])
             pytest.fail(f"a stack was accepted although {name} differs")
-    simulator([base, setting(fedprox(mu=0.1), base.task, "fixed", seed=4)])
+    Stack([base, setting(fedprox(mu=0.1), task, "fixed", seed=4)])
 
 
 @every_algorithm
@@ -228,10 +227,10 @@ def test_runs_of_different_structure_are_not_stacked():
 def test_mapped_federations_agree_with_resident_ones(algorithm, task, privacy):
     """Loading only a round's users gives the same run as keeping everyone's records at hand."""
     run = setting(algorithm, task, privacy)
-    mapped = replace(run, data=replace(run.federation, mapped=True))
-    assert not simulator(mapped).workers[0].store.resident
-    assert_agree(final("simulator", mapped), final("simulator", run), rtol=1e-5, atol=1e-6)
-    assert_agree(Driven(simulator(mapped, chunk=2)).drive().reached, final("simulator", run))
+    assert keeps_records("simulator", run) and not keeps_records("mapped", run)
+    resident = final("simulator", run)
+    assert_agree(final("mapped", run), resident, rtol=1e-5, atol=1e-6)
+    assert_agree(final("mapped, two users at a time", run), resident)
 
 
 @every_algorithm
@@ -240,48 +239,18 @@ def test_mapped_federations_agree_with_resident_ones(algorithm, task, privacy):
 def test_a_user_who_declines_leaves_the_divisor_alone(algorithm, engine, weighting):
     """Drawn but inactive users contribute zero: the mean is still over all who were drawn."""
     run = setting(algorithm, "logistic", "fixed", weighting=weighting, warm_rounds=0)
-    drawn = np.array([0, 2, 5])
-    means = {}
+    rounds = {}
     for active in ([0, 2, 5], [0], [2, 5], []):
-        one = ENGINES[engine](run)
-        done = one.round(Draw(drawn, np.array(active, dtype=np.int64)))
-        assert done.gathered.arrived == tuple(active)
-        means[tuple(active)] = done.gathered.mean
-        if not active:
-            assert torch.equal(done.state.params.cpu(), run.task.initial(run.plan.public_seed))
-    for key in ("params", *means[0,].totals):
-        parts = {
-            active: mean.params if key == "params" else mean.totals[key]
-            for active, mean in means.items()
-            if active
-        }
-        torch.testing.assert_close(parts[0,] + parts[2, 5], parts[0, 2, 5], rtol=1e-5, atol=1e-6)
-    assert float(means[()].params.norm()) == 0
-
-
-class Recorder(Randomness):
-    """Streams that remember what they gave, by (round, user)."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__(seed)
-        self.given: dict[tuple[str, int, int], np.ndarray] = {}
-
-    def batches(self, round, user, *law, **more):
-        """The real batches, remembered without their padding."""
-        drawn = super().batches(round, user, *law, **more)
-        assert ("batches", round, user) not in self.given, (
-            "a user's batches were drawn twice in a round"
-        )
-        self.given["batches", round, user] = np.concatenate(
-            [drawn.of(k) for k in range(len(drawn.count))]
-        )
-        return drawn
-
-    def normals(self, round, user):
-        """The real stream; its first numbers are remembered."""
-        assert ("noise", round, user) not in self.given, "a user's noise was drawn twice in a round"
-        self.given["noise", round, user] = super().normals(round, user).standard_normal(8)
-        return super().normals(round, user)
+        done = Drive(engine, run).round_of([0, 2, 5], active)
+        assert done.arrived == tuple(active)
+        rounds[tuple(active)] = done
+    parts = [{a: done.move for a, done in rounds.items()}]
+    for name in rounds[0,].totals:
+        parts.append({a: done.totals[name] for a, done in rounds.items() if a})
+    for part in parts:
+        torch.testing.assert_close(part[0,] + part[2, 5], part[0, 2, 5], rtol=1e-5, atol=1e-6)
+    assert torch.equal(rounds[()].params, server_at_start(run).params)
+    assert float(rounds[()].move.norm()) == 0
 
 
 @every_algorithm
@@ -290,12 +259,8 @@ def test_every_engine_and_chunk_makes_the_same_draws_once(algorithm, privacy):
     """Loop, simulator and any chunk ask for the same batches and noise, once per participant and
     round."""
     run = setting(algorithm, "logistic", privacy)
-    recorders = [Recorder(run.plan.public_seed) for _ in range(3)]
-    Driven(loop(run, recorders[0])).drive()
-    Driven(simulator(run, recorders[1])).drive()
-    Driven(simulator(run, recorders[2], chunk=2)).drive()
-    first = recorders[0].given
-    assert len(first) == 2 * run.plan.rounds * run.cohort_size
-    for other in recorders[1:]:
-        assert other.given.keys() == first.keys()
-        assert all(np.array_equal(other.given[key], value) for key, value in first.items())
+    first, *others = (drawn_by(way, run) for way in ("loop", "simulator", "two users at a time"))
+    assert len(first) == 2 * PLAN.rounds * int(PLAN.user_ratio * len(UNEQUAL))
+    for other in others:
+        assert other.keys() == first.keys()
+        assert all(np.array_equal(other[key], value) for key, value in first.items())

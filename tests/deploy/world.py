@@ -24,7 +24,14 @@ from dpscaffold.deployment.protocol.enrolment import (
     tell_draw,
 )
 from dpscaffold.deployment.protocol.exchange import InMemory
-from dpscaffold.deployment.protocol.messages import SignedMessage, ask, new_key, pack, public_of
+from dpscaffold.deployment.protocol.messages import (
+    SignedMessage,
+    ask,
+    new_key,
+    pack,
+    public_of,
+    unpack,
+)
 from dpscaffold.deployment.provision import FederationFile, provision, read_invitation
 from dpscaffold.deployment.server.sites import Patience, Sites
 from dpscaffold.deployment.site.answer import Site
@@ -344,8 +351,6 @@ def memories_of(*states: Path) -> list[RunMemory]:
 
 def uploads_of(answers: list[tuple[str, bytes]]) -> set[tuple[str, str]]:
     """The distinct uploads (site, id) that left."""
-    from dpscaffold.deployment.protocol.messages import unpack
-
     found = set()
     for name, raw in answers:
         message = unpack(raw)
@@ -362,3 +367,8 @@ def same_bytes(one: SignedMessage, other: SignedMessage) -> bool:
 
 def equal(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.equal(a, b)
+
+
+def sent_in(world: World) -> dict[str, dict[str, Any]]:
+    """The vectors of the last upload of every site, by its name."""
+    return {name: unpack(raw).vectors for name, raw in world.exchange.answered}
