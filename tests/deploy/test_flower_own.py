@@ -761,3 +761,12 @@ def test_an_account_never_counts_less_than_may_have_left():
         assert one.worst == 4.0
     one.hear(1.0, 1)  # it never becomes less
     assert (one.epsilon, one.participations) == (4.0, 4)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_the_delta_is_that_of_the_client_with_the_largest(order):
+    """Clients choose their own δ: what is stated of all must hold for each of them."""
+    made = strategy()
+    accounts = [ClientAccount(2.0, 1e-5, asked=1), ClientAccount(3.0, 1e-7, asked=1)]
+    made._accounts = dict(enumerate(accounts[::order]))
+    assert (made.guarantee.delta, made.guarantee.epsilon) == (1e-5, 3.0)

@@ -20,9 +20,11 @@ from dpscaffold.privacy import (
     RANDOM_PARTICIPATION,
     Cost,
     Ledger,
+    statement,
 )
 from dpscaffold.privacy.composition import RunPart, _convolved, together
 from dpscaffold.privacy.drawn import FROM_SYSTEM, UNKNOWN, SeedKnowledge
+from dpscaffold.privacy.further import FurtherRelease, with_further
 from dpscaffold.privacy.human import losses
 
 SERVER = {"server": RANDOM_PARTICIPATION}
@@ -171,6 +173,37 @@ def test_secret_runs_of_one_draw_add_their_ledgers_only():
     for round in range(1, 11):
         ten.record(round, [0])
     assert convolved.epsilon["ledger"] == pytest.approx(ten.largest(), rel=5e-3)
+
+
+@pytest.mark.parametrize("origin", ["given", "default", "sites", "unknown"])
+def test_runs_whose_draws_somebody_may_have_chosen_quote_their_ledgers(origin):
+    """One chosen draw among the runs is enough: over the draw is a promise about chance."""
+    parts = []
+    for name, often in (("a", 8), ("b", 9)):
+        ledger = Ledger(run_of(SMALL))
+        for round in range(1, often + 1):
+            ledger.record(round, [0, round % 9 + 1])
+        parts.append(RunPart(name, ledger.run, 9, SERVER, ledger, data="same", **OWN))
+    assert together(parts).quoted == "server"
+    chosen = replace(parts[1], drawn=SeedKnowledge(origin, "own", 7))
+    found = together([parts[0], chosen])
+    assert found.quoted == "ledger" and found.epsilon["ledger"] > together(parts).epsilon["server"]
+    spent = sum(part.ledger.of(0) for part in parts)
+    assert found.epsilon["ledger"] == pytest.approx(spent)
+
+
+def test_what_is_added_to_a_run_of_a_chosen_draw_is_added_to_its_ledger():
+    """Once more mechanisms read the records, the ε of the run that counts is the quoted one."""
+    ledger = Ledger(run_of(SMALL))
+    for round in range(1, 6):
+        ledger.record(round, [0, round])
+    said = statement(ledger.run, ledger, draw_given=True)
+    spent = ledger.largest()
+    assert said.quoted_epsilon == spent > 1.5 * said.server.epsilon
+    more = with_further(said, [FurtherRelease("a count", 0.25, 1e-6)])
+    for view in (more.server, more.third_party, more.participant):
+        assert view.epsilon == pytest.approx(spent + 0.25)
+    assert more.quoted_epsilon == pytest.approx(spent + 0.25)
 
 
 def test_given_who_took_part_the_same_user_adds_up():

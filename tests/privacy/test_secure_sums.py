@@ -11,6 +11,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from privacy.explicit_pairs import gaussian_epsilon
 from refusals import refuses
 from scipy import stats
 
@@ -464,3 +465,31 @@ def test_private_trials_with_secure_sums_state_both_epsilons(stopping):
     assert round_up(found.epsilon["alone"]) in found.sentence(stopping)
     voided = account(Trials((replace(run, voids=9),), (0, 0, 0), stopping, score))
     assert all(voided.epsilon[view] > value for view, value in found.epsilon.items())
+
+
+def test_a_sites_own_noise_pays_for_preparation_too():
+    """If all others collude, a prepared mean is hidden by a site's own share of its noise. With
+    full batches of all sites everything is a plain Gaussian: μ² adds."""
+    rounds, noise, mean, share = 6, 4.0, 5.0, 0.5
+    run = describe(
+        rounds=rounds,
+        local_steps=1,
+        users=5,
+        cohort_size=5,
+        records=40,
+        batch_sizes=40,
+        noise=noise,
+        memory=False,
+        one_sum=True,
+        delta=1e-5,
+        secure=SecureTerms(1, 5),
+    )
+    ledger = Ledger(run)
+    for number in range(1, rounds + 1):
+        ledger.record(number, range(5))
+    exact = gaussian_epsilon(1e-5, math.sqrt(rounds / noise**2 + 1 / (share * mean) ** 2))
+    costs = [Cost("mean", noise=mean, alone=share)]
+    for told in (None, ledger):
+        said = statement(run, told, extra_costs=costs)
+        assert exact <= said.alone.epsilon <= exact * 1.003
+    assert exact <= said.alone.ledger <= exact * 1.003

@@ -277,3 +277,25 @@ def test_a_user_is_never_stated_below_what_its_noise_spends():
     each = np.array([ledger.of(int(user)) for user in some])
     assert (ledger.epsilons()[some] >= each - 1e-12).all()
     assert ledger.largest() >= each.max()
+
+
+@pytest.mark.parametrize("sampling", ["fixed", "poisson"])
+def test_many_groups_are_never_hidden_better_together_than_each_alone(sampling):
+    """Beyond sixteen groups of which none is worse in rate and noise, neighbours are merged: to the
+    larger rate and to the smaller noise."""
+    batches = list(range(6, 46))  # a larger rate with more noise: no user is worse in both
+    run = run_of(
+        tuple(1.0 + 0.08 * batch for batch in batches),
+        cohort_size=10,
+        records=[50] * 40,
+        batch_sizes=batches,
+        sampling=sampling,
+    )
+    merged = worst_steps(run)
+    alone = [worst_steps(replace(run, protects=(place,))) for place in range(40)]
+    assert len(merged) <= 16
+    for ((rate, noise),) in alone:
+        assert any(r >= rate and s <= noise for r, s in merged)
+    for bound in (RANDOM_PARTICIPATION, AGGREGATE, CAP):
+        worst = max(bound.epsilon(replace(run, protects=(place,))) for place in (0, 1, 2, 20, 39))
+        assert worst <= bound.epsilon(run) < 1.3 * epsilons_by_user(bound, run).max()

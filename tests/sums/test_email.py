@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 from refusals import refuses
-from scipy.stats import norm
+from scipy.stats import kstest, norm
+from statistical.test_noise import ALARM, scale_is, uncorrelated
 from typer.testing import CliRunner
 
 from dpscaffold import BadInput, load_model
@@ -25,7 +26,9 @@ from dpscaffold.deployment.site.begin import BEGUN
 from dpscaffold.deployment.site.file import read_site_file
 from dpscaffold.deployment.site.ledger import SiteLedger
 from dpscaffold.deployment.site.operation import ledger_of
+from dpscaffold.deployment.site.reading import read_records
 from dpscaffold.models.model import Model
+from dpscaffold.randomness.csprng import CipherStream
 from dpscaffold.report.runs import read_run
 from dpscaffold.runs.ledger import read_account
 from dpscaffold.sums import files, site
@@ -212,6 +215,29 @@ def test_new_key_files_are_no_new_attempt(tmp_path):
     with refuses("session-spent: sums.attempt to 2"):
         mail.make("north", mail.keys())
     assert mail.ledger("north").total == 1
+
+
+@pytest.mark.parametrize("more", ["", "colluders = 1"])
+def test_the_noise_of_a_file_is_what_the_statement_counts(tmp_path, more):
+    """2C·σ in every coordinate of every file, new each time: less or more is rejected."""
+    mail = Mail(tmp_path, "noise = 3.0", more)
+    held = read_records(
+        read_sums_site(tmp_path / "north" / "site.toml").data,
+        tmp_path / "north",
+        mail.plan.offer.rows,
+    )
+    rows, labels = mail.rows["north"]
+    features = ((torch.tensor(rows).float() - torch.tensor([50.0, 130.0])) * 0.02).float()
+    sums = mail.plan.task.contributions(features, torch.tensor(labels).long(), True).sum(0)
+    drawn = [site.noised_words(mail.plan, held, CipherStream()) for _ in range(400)]
+    grid = mail.plan.grid
+    files = np.stack([grid.restore(grid.integers(words)).numpy() for words in drawn])
+    noise, scale = files + sums.numpy(), 2 * 1.0 * 3.0
+    assert scale_is(noise, scale)
+    for wrong in (0.5, 0.9, 1.1, 2.0):
+        assert not scale_is(noise * wrong, scale)
+    assert kstest(noise.ravel() / scale, "norm").pvalue > ALARM
+    assert uncorrelated(noise[:-1], noise[1:]) and uncorrelated(noise[:, :-1], noise[:, 1:])
 
 
 def test_the_commands_show_both_epsilons(tmp_path):
