@@ -23,6 +23,7 @@ from dpscaffold.deployment.protocol.messages import (
     new_key,
     public_of,
 )
+from dpscaffold.deployment.site.ledger import RecoveryEntry
 from dpscaffold.privacy import CAP, describe
 from dpscaffold.setting.secure import Secure
 
@@ -502,6 +503,32 @@ def test_runs_without_secure_sums_count_towards_epsilon_alone(world):
     ledger = world.ledger("east")
     more = [b.grant.epsilon for b in ledger.runs.values() if b.grant.epsilon_alone is None]
     assert ledger.left(policy).alone == pytest.approx(1e6 - reserved.epsilon_alone - sum(more))
+
+
+def test_what_a_lost_folder_may_have_spent_counts_towards_epsilon_alone(world):
+    """By its own number where a recovery states one, by its ε towards the server otherwise."""
+    ledger, policy = world.ledger("east"), world.policies["east"]
+    before = ledger.left(policy).alone
+    ledger.recover([], RecoveryEntry(2, 0.25, 1e-7, "", 0.75))
+    assert ledger.left(policy).alone == pytest.approx(before - 0.75)
+    ledger.recover([], RecoveryEntry(2, 0.5, 1e-7, ""))
+    assert world.ledger("east").left(policy).alone == pytest.approx(before - 0.75 - 0.5)
+
+
+def test_a_fingerprint_that_is_withdrawn_in_the_middle_of_a_run_counts_no_more(world):
+    """Whom the site's people no longer trust hides nobody: the next attempt is refused, before
+    anything is counted."""
+    keys = world.keys_of()
+    assert world.reason("east", world.sum_task("east", keys, 1)) == ""
+    counted = world.count("east")
+    prints = {name: fingerprint(public_of(key)) for name, key in world.keys.items()}
+    world.confirm("east", members={name: prints[name] for name in ("east", "north")})
+    assert world.reason("east", world.sum_task("east", keys, 2)) == "policy-members"
+    world.confirm("east", members=prints | {"south": fingerprint(public_of(new_key()))})
+    assert world.reason("east", world.sum_task("east", keys, 2)) == "member-changed"
+    assert world.count("east") == counted
+    world.confirm("east")
+    assert world.reason("east", world.sum_task("east", keys, 2)) == ""
 
 
 # --- a hostile site

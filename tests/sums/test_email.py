@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -238,6 +239,29 @@ def test_the_noise_of_a_file_is_what_the_statement_counts(tmp_path, more):
         assert not scale_is(noise * wrong, scale)
     assert kstest(noise.ravel() / scale, "norm").pvalue > ALARM
     assert uncorrelated(noise[:-1], noise[1:]) and uncorrelated(noise[:, :-1], noise[:, 1:])
+
+
+def test_a_file_is_rounded_after_its_noise_was_added(tmp_path):
+    """Sums and noise that are whole steps and a third each round to one step more together than
+    one by one; the proof is about rounding their sum."""
+    mail = Mail(tmp_path, "noise = 3.0")
+    held = read_records(
+        read_sums_site(tmp_path / "north" / "site.toml").data,
+        tmp_path / "north",
+        mail.plan.offer.rows,
+    )
+    grid = mail.plan.grid
+
+    def integers(noise):
+        stream = SimpleNamespace(standard_normal=lambda count: np.asarray(noise, np.float64))
+        return grid.integers(site.noised_words(mail.plan, held, stream)).numpy()
+
+    count, step = mail.plan.task.parameters, grid.step / mail.plan.deviation
+    steps = np.stack([integers(np.full(count, share * step)) for share in np.arange(0, 1, 0.05)])
+    risen = steps - steps[0]
+    assert set(np.unique(risen)) <= {0, 1}
+    early = (risen[10] == 1).mean()  # half a step of noise lifts some sums and not others
+    assert 0 < early < 1
 
 
 def test_the_commands_show_both_epsilons(tmp_path):
