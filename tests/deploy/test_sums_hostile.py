@@ -497,22 +497,22 @@ def test_runs_without_secure_sums_count_towards_epsilon_alone(world):
     ledger = world.ledger("east")
     policy = world.policies["east"]
     reserved = ledger.runs[world.enrolled.run].grant
-    assert ledger.left(policy).alone == pytest.approx(1e6 - reserved.epsilon_alone)
+    assert 1e6 - ledger.left(policy).alone == pytest.approx(reserved.epsilon_alone)
     plain = {key: value for key, value in world.enrolled.offer.items() if key != "secure"}
     assert offered(world, offer=plain) == ""
     ledger = world.ledger("east")
     more = [b.grant.epsilon for b in ledger.runs.values() if b.grant.epsilon_alone is None]
-    assert ledger.left(policy).alone == pytest.approx(1e6 - reserved.epsilon_alone - sum(more))
+    assert 1e6 - ledger.left(policy).alone == pytest.approx(reserved.epsilon_alone + sum(more))
 
 
 def test_what_a_lost_folder_may_have_spent_counts_towards_epsilon_alone(world):
     """By its own number where a recovery states one, by its ε towards the server otherwise."""
     ledger, policy = world.ledger("east"), world.policies["east"]
-    before = ledger.left(policy).alone
+    before = ledger.left(policy).alone  # about 10⁶: differences are compared, not what is left
     ledger.recover([], RecoveryEntry(2, 0.25, 1e-7, "", 0.75))
-    assert ledger.left(policy).alone == pytest.approx(before - 0.75)
+    assert before - ledger.left(policy).alone == pytest.approx(0.75)
     ledger.recover([], RecoveryEntry(2, 0.5, 1e-7, ""))
-    assert world.ledger("east").left(policy).alone == pytest.approx(before - 0.75 - 0.5)
+    assert before - world.ledger("east").left(policy).alone == pytest.approx(0.75 + 0.5)
 
 
 def test_a_fingerprint_that_is_withdrawn_in_the_middle_of_a_run_counts_no_more(world):
