@@ -8,6 +8,10 @@ this file follows. It translates and computes nothing of its own.
 from __future__ import annotations
 
 import copy
+import hashlib
+import importlib
+import json
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -42,12 +46,27 @@ from small import (
 )
 from torch import Tensor
 
-from dpscaffold import BadInput, Budget, Gaussian, Logistic, Plan, Task, fedavg, synthetic, train
+from dpscaffold import (
+    BadInput,
+    Budget,
+    Gaussian,
+    Logistic,
+    Plan,
+    Task,
+    fedavg,
+    load_model,
+    synthetic,
+    train,
+)
 from dpscaffold.algorithms import Upload
+from dpscaffold.cli import app, main
 from dpscaffold.cli.together import compose
+from dpscaffold.data.sources.catalogue import CATALOGUE, Dataset, Published
+from dpscaffold.data.storage import load
 from dpscaffold.engines import Draw, Simulator, State
 from dpscaffold.engines.participation.steps import Scales, noised_query
 from dpscaffold.federation import Federation
+from dpscaffold.models.export import FORMATS as EXPORT_FORMATS
 from dpscaffold.privacy import (
     PAPER_THIRD_PARTY,
     RANDOM_PARTICIPATION_RDP,
@@ -62,6 +81,7 @@ from dpscaffold.privacy.bounds import bound_for
 from dpscaffold.privacy.mechanism import SecureTerms
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.runs.budget_file import BudgetFile
+from dpscaffold.runs.folder import RunFolder
 from dpscaffold.runs.ledger import read_account
 from dpscaffold.tasks import Batch, ClippedSum
 from dpscaffold.tasks.base import clip_factors
@@ -72,6 +92,7 @@ __all__ = [
     "ENGINES",
     "EQUAL",
     "EVERY",
+    "EXPORT_FORMATS",
     "PLAN",
     "PRIVACIES",
     "TASKS",
@@ -79,6 +100,7 @@ __all__ = [
     "WAYS",
     "ClippedSum",
     "Upload",
+    "app",
     "assert_agree",
     "assert_identical",
     "federation",
@@ -383,6 +405,170 @@ def _claiming(text: str, key: str) -> str:
         kept.append("[privacy]")
     kept.insert(kept.index("[privacy]") + 1, f"{key} = true")
     return "\n".join(kept) + "\n"
+
+
+def is_readable(folder: Path) -> bool:
+    """Whether a run folder is so far that somebody can ask what it states."""
+    return (folder / "ledger.json").exists()
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether the statement of a run folder is written."""
+    return (folder / "privacy.json").exists()
+
+
+def has_model(folder: Path) -> bool:
+    """Whether a finished run has its model, which must load, and says so."""
+    load_model(folder)
+    return bool(json.loads((folder / "summary.json").read_text())["model"] == "model")
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    """The rows of a run's metrics."""
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def times_released(folder: Path) -> Counter[int]:
+    """How often each round was released, read off the journal with nothing but json."""
+    lines = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
+    return Counter(line["round"] for line in lines if "round" in line)
+
+
+def budget_total(path: Path) -> tuple[float, float]:
+    """ε and δ that a budget file was opened with."""
+    contents = BudgetFile(path).read()
+    return contents.epsilon, contents.delta
+
+
+@dataclass(frozen=True)
+class Written:
+    """A statement as a file or the command line gives it."""
+
+    text: dict[str, Any]
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds it counts."""
+        return self.text["rounds"]
+
+    @property
+    def server(self) -> float:
+        """ε towards the server over the draw."""
+        return self.text["server"]["epsilon"]
+
+    @property
+    def given(self) -> float:
+        """ε given who took part."""
+        return self.text["ledger"]["epsilon"]
+
+    @property
+    def planned(self) -> float:
+        """ε towards the server of the whole plan."""
+        return self.text["planned"]["epsilon"]
+
+    @property
+    def without_journal(self) -> dict[str, Any]:
+        """All but where the journal stood, which has a secret of its own."""
+        return {key: value for key, value in self.text.items() if key != "journal"}
+
+
+def written(folder: Path) -> Written:
+    """The statement that a run left in its folder."""
+    return read_statement((folder / "privacy.json").read_text())
+
+
+def read_statement(text: str) -> Written:
+    """A statement in JSON."""
+    return Written(json.loads(text))
+
+
+def epsilon_of(stated: Written, rounds: int, repeats: Sequence[int]) -> float:
+    """ε towards the server of so many rounds of what a statement describes."""
+    run = Mechanism.from_dict(stated.text["run"])
+    return bound_for(run, "server", repeats).epsilon(run, rounds, repeats=repeats)
+
+
+def after_metrics(noticed: Callable[[dict[str, object]], None]) -> None:
+    """Call this with every row of metrics once it is written; there is no way back."""
+    real = RunFolder.append_metrics
+
+    def append(self: RunFolder, row: dict[str, object]) -> None:
+        real(self, row)
+        noticed(row)
+
+    RunFolder.append_metrics = append  # type: ignore[method-assign]
+
+
+#: Mistakes that are planted in a process of its own before it starts, as its ``sitecustomize``.
+BROKEN = {
+    "a journal that forgets a round": """
+import dpscaffold.runs.journal as journal
+import dpscaffold.runs.account as accounts
+def forgetful(self, line, real=journal.Journal.append):
+    if line.get('round') != 3:
+        real(self, line)
+journal.Journal.append = forgetful
+""",
+    "a configuration that is written first": """
+import dpscaffold.runs.folder as runfolder
+def early(self, config, identity, setting, real=runfolder.RunFolder.begin):
+    self.path.mkdir(parents=True, exist_ok=True)
+    real(self, config, identity, setting)
+    text = self.file("setting.json").read_text()
+    self.file("setting.json").unlink()
+    self.write_text("setting.json", text)
+runfolder.RunFolder.begin = early
+""",
+}
+
+
+# --- commands and files -------------------------------------------------------------------------
+
+#: What commands import when they need it.
+_LATE = (
+    "data.loading",
+    "data.drafts.profile",
+    "models.export",
+    "paper.reproduce",
+    "models.predict",
+    "deployment.provision.invitations",
+    "report.story",
+    "training.front",
+    "cli.audit",
+    "cli.demo",
+    "cli.train",
+    "cli.tune",
+)
+
+
+def import_all() -> None:
+    """Import whatever a command may need, so that a fork of this process needs no more."""
+    for name in _LATE:
+        importlib.import_module(f"dpscaffold.{name}")
+
+
+def command(words: Sequence[str]) -> int:
+    """Run a command in this process; its exit status."""
+    sys.argv = ["dpscaffold", *words]
+    try:
+        main()
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    return 0
+
+
+def digest_of(folder: Path) -> str:
+    """The digest of a stored federation, all of which must load."""
+    return load(folder).digest().value
+
+
+def publish(name: str, contents: dict[str, bytes]) -> None:
+    """Enter a dataset of these files in the catalogue of what can be downloaded."""
+    files = tuple(
+        Published(file, len(content), hashlib.md5(content).hexdigest())
+        for file, content in contents.items()
+    )
+    CATALOGUE[name] = Dataset(name, "for the campaign", files)
 
 
 # --- clipping -----------------------------------------------------------------------------------

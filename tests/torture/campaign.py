@@ -19,6 +19,8 @@ from collections.abc import Callable
 from itertools import cycle, islice
 from pathlib import Path
 
+sys.path.insert(1, str(Path(__file__).parents[1]))
+
 from commands import all_works
 from faults import (
     ENDINGS,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import resource
@@ -13,11 +12,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import world
 from commands import RESUMED, SECRET
 from forked import Lost, begin, ended, expect, nothing, run, said
-from works import Work, check_statement, journalled, trained
-
-from dpscaffold.privacy import RANDOM_PARTICIPATION, Mechanism
+from works import Work, check_statement, trained
 
 NOBODY = 65534
 #: Below the ε of the eight rounds of :data:`works.CONFIG`, and above that of one.
@@ -97,19 +95,11 @@ def clock_once(work: Work, home: Path, rng: random.Random) -> str:
 def stop_at(round: int) -> Callable[[], None]:
     """SIGTERM once a round from this one on is evaluated: the run ends in order after it."""
 
-    def before() -> None:
-        from dpscaffold.runs.folder import RunFolder
+    def noticed(row: dict[str, object]) -> None:
+        if row["round"] >= round:  # type: ignore[operator]
+            os.kill(os.getpid(), signal.SIGTERM)
 
-        real = RunFolder.append_metrics
-
-        def append(self: RunFolder, row: dict[str, object]) -> None:
-            real(self, row)
-            if row["round"] >= round:  # type: ignore[operator]
-                os.kill(os.getpid(), signal.SIGTERM)
-
-        RunFolder.append_metrics = append  # type: ignore[method-assign]
-
-    return before
+    return lambda: world.after_metrics(noticed)
 
 
 def killed_then_ended_once(home: Path, ending: str, seconds: float, rng: random.Random) -> str:
@@ -125,14 +115,13 @@ def killed_then_ended_once(home: Path, ending: str, seconds: float, rng: random.
         ended(child)
     status = run(folder, arguments, stop_at(1) if ending == "stopped" else nothing)
     expect(status in (0, 143), f"a killed run ends with status {status}", folder)
-    stated = json.loads((folder / "run" / "privacy.json").read_text())
+    stated = world.written(folder / "run")
     check_statement(folder, stated)
-    times = journalled(folder / "run")
+    times = world.times_released(folder / "run")
     repeats = tuple(sorted(count - 1 for count in times.values() if count > 1))
-    run_ = Mechanism.from_dict(stated["run"])
-    true = RANDOM_PARTICIPATION.epsilon(run_, len(times), repeats=repeats)
-    if abs(stated["server"]["epsilon"] - true) > 1e-9 * true or stated["rounds"] != len(times):
-        raise Lost(f"{ending}: {stated['server']['epsilon']} is stated, {true} was released")
+    true = world.epsilon_of(stated, len(times), repeats)
+    if abs(stated.server - true) > 1e-9 * true or stated.rounds != len(times):
+        raise Lost(f"{ending}: {stated.server} is stated, {true} was released")
     if ending == "halted" and true > TARGET:
         raise Lost(f"halted at {TARGET}, {true} was released")
     if ending == "completed" and len(times) != 8:
@@ -181,11 +170,10 @@ def damage_once(stopped: Path, name: str, secret: bool, work: Work, rng: random.
         status in (0, 2) and "Traceback" not in said(folder), f"{what}: privacy {status}", folder
     )
     if status == 0:
-        true = json.loads((stopped / "run" / "privacy.json").read_text())
-        now = json.loads(said(folder))
+        true = world.written(stopped / "run")
+        now = world.read_statement(said(folder))
         expect(
-            now["server"]["epsilon"] >= true["server"]["epsilon"] - 1e-12
-            and now["ledger"]["epsilon"] >= true["ledger"]["epsilon"] - 1e-12,
+            now.server >= true.server - 1e-12 and now.given >= true.given - 1e-12,
             f"{what}: a smaller epsilon is stated",
             folder,
         )

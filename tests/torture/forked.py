@@ -14,6 +14,8 @@ from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from pathlib import Path
 
+import world
+
 #: What commands import when they need it: a child that has dropped its rights may not find it.
 LATE = (
     "absl.logging",
@@ -31,26 +33,13 @@ LATE = (
     "matplotlib.figure",
     "matplotlib.pyplot",
     "PIL.PngImagePlugin",
-    "dpscaffold.data.loading",
-    "dpscaffold.data.drafts.profile",
-    "dpscaffold.models.export",
-    "dpscaffold.paper.reproduce",
-    "dpscaffold.models.predict",
-    "dpscaffold.deployment.provision.invitations",
-    "dpscaffold.report.story",
-    "dpscaffold.training.front",
-    "dpscaffold.cli.audit",
-    "dpscaffold.cli.demo",
-    "dpscaffold.cli.train",
-    "dpscaffold.cli.tune",
 )
 #: Of these, what an extra brings.
 EXTRA = ("onnx", "onnxscript", "torch.onnx._internal.exporter._core")
 for name in LATE:
     with suppress(ImportError) if name in EXTRA else nullcontext():
         importlib.import_module(name)
-
-from dpscaffold.cli import main  # noqa: E402 (after what it imports late)
+world.import_all()
 
 Before = Callable[[], None]
 
@@ -72,12 +61,7 @@ def begin(folder: Path, arguments: list[str], before: Before = nothing) -> int:
         os.dup2(out, 1)
         os.dup2(out, 2)
         before()
-        sys.argv = ["dpscaffold", *arguments]
-        try:
-            main()
-            code = 0
-        except SystemExit as end:
-            code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        code = world.command(arguments)
         sys.stdout.flush()
         sys.stderr.flush()
     except BaseException:

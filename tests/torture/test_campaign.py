@@ -10,8 +10,7 @@ from pathlib import Path
 import click
 import pytest
 import typer
-
-from dpscaffold.cli import app
+from world import BROKEN, EXPORT_FORMATS, app
 
 CAMPAIGN = Path(__file__).parent / "campaign.py"
 
@@ -99,8 +98,6 @@ def test_every_command_that_writes_is_killed(monkeypatch):
     monkeypatch.syspath_prepend(CAMPAIGN.parent)
     from commands import EXCUSED, all_works
 
-    from dpscaffold.models.export import FORMATS
-
     given = [work.arguments for work, _ in all_works()]
     commands = leaves(typer.main.get_command(app))
     missing = []
@@ -120,29 +117,7 @@ def test_every_command_that_writes_is_killed(monkeypatch):
     assert missing == []
     assert {tuple(name.split()) for name in EXCUSED} <= set(commands)
     formats = {words[words.index("--to") + 1] for words in given if words[0] == "export"}
-    assert formats == set(FORMATS)
-
-
-BROKEN = {
-    "a journal that forgets a round": """
-import dpscaffold.runs.journal as journal
-import dpscaffold.runs.account as accounts
-def forgetful(self, line, real=journal.Journal.append):
-    if line.get('round') != 3:
-        real(self, line)
-journal.Journal.append = forgetful
-""",
-    "a configuration that is written first": """
-import dpscaffold.runs.folder as runfolder
-def early(self, config, identity, setting, real=runfolder.RunFolder.begin):
-    self.path.mkdir(parents=True, exist_ok=True)
-    real(self, config, identity, setting)
-    text = self.file("setting.json").read_text()
-    self.file("setting.json").unlink()
-    self.write_text("setting.json", text)
-runfolder.RunFolder.begin = early
-""",
-}
+    assert formats == set(EXPORT_FORMATS)
 
 
 @pytest.mark.parametrize(

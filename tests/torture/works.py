@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
 import tempfile
 import time
 import tomllib
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import world
 from forked import Lost, expect, run, said
-
-from dpscaffold.runs.ledger import read_account
 
 CONFIG = """
 [data]
@@ -40,21 +37,6 @@ TUNE = '\n[tune]\nfolds = 2\ngrid = {"plan.learning_rate" = [0.1, 0.5]}\n'
 FEDERATION = """
 address = "127.0.0.1:9470"
 sites = ["one", "two"]
-"""
-#: Two sites that mask their sums.
-MAIL = """
-[schema]
-features = 2
-classes = 2
-columns = ["age", "dose"]
-label = "ill"
-class_names = ["0", "1"]
-[privacy]
-epsilon = 0.4
-delta = 1e-6
-[sums]
-members = ["north", "south"]
-colluders = 0
 """
 ROWS = ["site,age,dose,ill"] + [
     f"{user},{(user * 7 + k) % 5 + 20},{k % 3}.5,{k % 2}" for user in range(6) for k in range(25)
@@ -120,7 +102,7 @@ class Work:
             self.reference = self.result(folder)
             if not (folder / "run").exists():
                 break
-            read_account(folder / "run").statement()
+            world.spent(folder / "run")
 
     def check_outputs(self, folder: Path) -> None:
         """Whatever stands under its final name is whole."""
@@ -161,95 +143,78 @@ def is_whole(path: Path) -> bool:
     return content.endswith(b"\n")
 
 
-def rows(path: Path) -> list[dict[str, object]]:
+def rows(run_folder: Path) -> list[dict[str, object]]:
     """The metrics of a run, without times."""
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    return [{k: v for k, v in line.items() if k not in TIMES} for line in lines]
-
-
-def journalled(run_folder: Path) -> Counter[int]:
-    """How often each round was released, read with nothing but json."""
-    lines = [json.loads(line) for line in (run_folder / "ledger.jsonl").read_text().splitlines()]
-    return Counter(line["round"] for line in lines if "round" in line)
+    found = world.metrics(run_folder)
+    return [{k: v for k, v in line.items() if k not in TIMES} for line in found]
 
 
 def model_kept(place: Path) -> None:
     """A finished run has its model, whole."""
-    from dpscaffold.models.loading import load_model
-
-    load_model(place)
-    if json.loads((place / "summary.json").read_text())["model"] != "model":
+    if not world.has_model(place):
         raise Lost("the summary does not name the model")
 
 
 def trained(folder: Path) -> object:
     """A completed seeded run: its metrics and statement; checks that it states what it holds."""
     place = folder / "run"
-    stated = json.loads((place / "privacy.json").read_text())
+    stated = world.written(place)
     check_statement(folder, stated)
     model_kept(place)
-    if max(journalled(place).values()) > 1:
+    if max(world.times_released(place).values()) > 1:
         raise Lost("a seeded run has counted a round twice")
-    kept = {k: v for k, v in stated.items() if k != "journal"}
-    last = json.loads((place / "metrics.jsonl").read_text().splitlines()[-1])
-    return rows(place / "metrics.jsonl"), last["epsilon_server"], kept
+    return rows(place), world.metrics(place)[-1]["epsilon_server"], stated.without_journal
 
 
 def trained_secretly(folder: Path) -> object:
     """A completed secret run: every release is in its statement, never below the plan's."""
     place = folder / "run"
-    stated = json.loads((place / "privacy.json").read_text())
+    stated = world.written(place)
     check_statement(folder, stated)
     model_kept(place)
-    released = journalled(place)
-    if set(released) != set(range(1, 9)) or stated["rounds"] != 8:
+    released = world.times_released(place)
+    if set(released) != set(range(1, 9)) or stated.rounds != 8:
         raise Lost(f"rounds are missing: {released}")
-    if stated["server"]["epsilon"] < stated["planned"]["epsilon"] - 1e-12:
+    if stated.server < stated.planned - 1e-12:
         raise Lost("the statement is below the plan's epsilon")
-    if sum(released.values()) > 8 and stated["server"]["epsilon"] <= stated["planned"]["epsilon"]:
+    if sum(released.values()) > 8 and stated.server <= stated.planned:
         raise Lost("rounds were released twice and not counted")
-    return [row["round"] for row in rows(place / "metrics.jsonl")]
+    return [row["round"] for row in rows(place)]
 
 
 def reserved(folder: Path) -> object:
     """A secret run on a budget file: as above, and what it reserved covers what it states."""
-    run(folder, ["budget", "budget.jsonl", "--json"])
-    reserve = json.loads(said(folder))
-    stated = json.loads((folder / "run" / "privacy.json").read_text())
-    if json.dumps(reserve).count("Infinity") or reserve["epsilon"] != 40.0:
-        raise Lost(f"the budget file is not the one that was opened: {reserve}")
-    lines = [json.loads(line) for line in (folder / "budget.jsonl").read_text().splitlines()]
-    granted = sum(line.get("grant", {}).get("epsilon", 0.0) for line in lines)
-    if granted < stated["server"]["epsilon"] - 1e-9:
-        raise Lost(f"{granted} is reserved, {stated['server']['epsilon']} is stated")
+    if budget_opened(folder) != 40.0:
+        raise Lost("the budget file is not the one that was opened")
+    stated = world.written(folder / "run")
+    granted, _ = world.budget_spent(folder / "budget.jsonl")
+    if granted < stated.server - 1e-9:
+        raise Lost(f"{granted} is reserved, {stated.server} is stated")
     return trained_secretly(folder)
 
 
 def audited(folder: Path) -> object:
     """One run of an audit, killed and played again elsewhere: what the budget file has granted
     covers what all its folders state, and one of them is whole."""
-    places = [place for place in folder.glob("audited*") if (place / "ledger.json").exists()]
-    stated = sum(read_account(place).statement()["server"]["epsilon"] for place in places)
-    lines = [json.loads(line) for line in (folder / "budget.jsonl").read_text().splitlines()]
-    granted = sum(line.get("grant", {}).get("epsilon", 0.0) for line in lines)
+    places = [place for place in folder.glob("audited*") if world.is_readable(place)]
+    stated = sum(world.spent(place).epsilon["server"] or 0.0 for place in places)
+    granted, _ = world.budget_spent(folder / "budget.jsonl")
     if granted < stated - 1e-9:
         raise Lost(f"{granted} is reserved, {stated} is stated")
-    return any((place / "privacy.json").exists() for place in places)
+    return any(world.is_complete(place) for place in places)
 
 
-def check_statement(folder: Path, stated: dict[str, object]) -> None:
+def check_statement(folder: Path, stated: world.Written) -> None:
     """The written statement is the answer of the command."""
     status = run(folder, ["privacy", "run", "--json"])
     expect(status == 0, "the statement of a finished run cannot be made", folder)
-    if json.loads(said(folder)) != stated:
+    if world.read_statement(said(folder)) != stated:
         raise Lost("privacy.json is not what dpscaffold privacy says")
 
 
 def prepared(folder: Path) -> object:
     """The digest of stored data; whatever is there must load whole."""
-    from dpscaffold.data.storage import load
-
-    return load(folder / "stored").digest().value
+    return world.digest_of(folder / "stored")
 
 
 def done(folder: Path, *commands: list[str]) -> None:
@@ -260,17 +225,11 @@ def done(folder: Path, *commands: list[str]) -> None:
 
 def published(folder: Path) -> None:
     """Something to download, and the catalogue's entry for it, which children inherit."""
-    from dpscaffold.data.sources.catalogue import CATALOGUE, Dataset, Published
-
     place = Path(MIRROR.removeprefix("file://"))
     place.mkdir(exist_ok=True)
     for name, content in PUBLISHED.items():
         (place / name).write_bytes(content)
-    files = tuple(
-        Published(name, len(content), hashlib.md5(content).hexdigest())
-        for name, content in PUBLISHED.items()
-    )
-    CATALOGUE[DATASET] = Dataset(DATASET, "for the campaign", files)
+    world.publish(DATASET, PUBLISHED)
 
 
 def downloaded(folder: Path) -> object:
@@ -317,118 +276,6 @@ def an_old_report(folder: Path) -> None:
     done(folder, ["report", "one", "--out", "report.html"])
 
 
-def a_federation(folder: Path) -> None:
-    """A provisioned server and a site that asks to be admitted."""
-    done(folder, ["provision", "sites.toml", "--out", "keys"])
-    done(folder, ["site", "init", "keys/one.invitation", "--out", "one"])
-
-
-def a_mail_plan(folder: Path) -> None:
-    """The plan of a federation by e-mail."""
-    (folder / "mail.toml").write_text(MAIL)
-
-
-def mail_sites(folder: Path) -> None:
-    """Its two sites, with keys and records, each of which knows the other."""
-    from dpscaffold.deployment.protocol.messages import fingerprint
-    from dpscaffold.sums.files import read_key_file
-
-    a_mail_plan(folder)
-    names = ("north", "south")
-    done(folder, *(["sums", "keys", "mail.toml", "--name", name] for name in names))
-    for name, other in (names, names[::-1]):
-        shutil.copy(folder / "rows.csv", folder / name / "records.csv")
-        public = read_key_file(folder / other / f"{other}.sumkey").public
-        path = folder / name / "site.toml"
-        line = f'{other} = "{fingerprint(public)}"'
-        path.write_text(path.read_text().replace("\n[policy]", f"{line}\n[policy]"))
-
-
-def make_mail(name: str) -> list[str]:
-    """The command that makes a site's file."""
-    keys = [word for one in ("north", "south") for word in ("--keys", f"{one}/{one}.sumkey")]
-    out = ["--out", f"{name}/{name}.sums"]
-    return ["sums", "make", "mail.toml", "--site", f"{name}/site.toml", *keys, *out]
-
-
-def mailed(folder: Path) -> None:
-    """The files of both sites."""
-    mail_sites(folder)
-    done(folder, make_mail("north"), make_mail("south"))
-
-
-def keyed(folder: Path) -> object:
-    """That the key file of a site is signed by its own key, which nobody else may read."""
-    from dpscaffold.deployment.protocol.masks import verified_keys
-    from dpscaffold.deployment.protocol.messages import public_of
-    from dpscaffold.deployment.provision import read_signing_key
-    from dpscaffold.sums.files import read_key_file
-    from dpscaffold.sums.plan import load_plan
-
-    made = read_key_file(folder / "north" / "north.sumkey")
-    own = public_of(read_signing_key(folder / "north" / "site.key"))
-    verified_keys(load_plan(folder / "mail.toml").session, [made.key], {"north": own})
-    return own == made.public, [path.suffix for path in (folder / "north/state/sums").iterdir()]
-
-
-def counted_once(folder: Path) -> object:
-    """One line for the session, and one file that is whole, or none for ever."""
-    from dpscaffold.deployment.site.ledger import SiteLedger
-    from dpscaffold.sums.files import read_sums
-
-    made = folder / "north" / "north.sums"
-    stored = list((folder / "north" / "state" / "sums").glob("*.sums"))
-    if made.exists() and (read_sums(made), made.read_bytes()) and not stored:
-        raise Lost("a file left without having been stored")
-    if stored and made.read_bytes() != stored[0].read_bytes():
-        raise Lost("the file that left is not the one that was stored")
-    return SiteLedger(folder / "north" / "state" / "ledger.jsonl", "north").total
-
-
-def combined(folder: Path) -> object:
-    """The model and both ε of its folder."""
-    from dpscaffold.models.loading import load_model
-
-    said = read_account(folder / "model").statement()
-    if json.loads((folder / "model" / "privacy.json").read_text())["server"] != said["server"]:
-        raise Lost("privacy.json is not what the ledger says")
-    epsilons = said["server"]["epsilon"], said["alone"]["epsilon"]
-    return load_model(folder / "model").params.tolist(), epsilons
-
-
-def a_site_behind(folder: Path) -> None:
-    """A site whose server has seen more than its ledger holds."""
-    from dpscaffold.deployment.site.file import SiteGrant, read_site_file
-    from dpscaffold.deployment.site.ledger import GrantedRun, SiteLedger
-    from dpscaffold.deployment.site.memory import StateFolder
-    from dpscaffold.deployment.site.recovery import note_behind
-
-    a_federation(folder)
-    file = read_site_file(folder / "one" / "site.toml")
-    state = StateFolder(file.state, file.name)
-    ledger = SiteLedger(state.ledger, file.name)
-    ledger.reserve(GrantedRun(RUN, "plan", SiteGrant(9, None, 0.0), {}))
-    ledger.begin(RUN, "fixed")
-    ledger.participate(RUN, 1)
-    note_behind(state, RUN, 4, 4)
-    state.close()
-
-
-def recovered(folder: Path) -> object:
-    """That the whole grant is recorded as spent, and the site is not behind any more."""
-    from dpscaffold.deployment.site.file import read_site_file
-    from dpscaffold.deployment.site.ledger import SiteLedger
-
-    file = read_site_file(folder / "one" / "site.toml")
-    entry = SiteLedger(file.state / "ledger.jsonl", file.name).runs[RUN]
-    if entry.participations < entry.grant.participations:
-        raise Lost(f"{entry.participations} of {entry.grant.participations} are reserved")
-    return (file.state / "behind.json").exists()
-
-
-RUN = "ab" * 16
-
-
 def exists(*names: str) -> Result:
     """That all of these are there (what they hold is checked as outputs)."""
 
@@ -472,23 +319,4 @@ def budget_opened(folder: Path) -> object:
     """A budget that can be read."""
     status = run(folder, ["budget", "budget.jsonl", "--json"])
     expect(status == 0, "the budget file cannot be read", folder)
-    return json.loads(said(folder))["epsilon"]
-
-
-def site_made(folder: Path) -> object:
-    """A site whose keys belong to what it asks to be admitted with."""
-    from dpscaffold.deployment.protocol.messages import public_of
-    from dpscaffold.deployment.provision import read_member, read_node_key, read_signing_key
-    from dpscaffold.deployment.site.file import read_site_file
-
-    file = read_site_file(folder / "one" / "site.toml")
-    member = read_member(folder / "one" / "one.site")
-    read_node_key(file.node_key)
-    return public_of(read_signing_key(file.signing_key)) == member.signing_key
-
-
-def roster(folder: Path) -> object:
-    """Who is on the server's roster."""
-    from dpscaffold.deployment.provision import roster as members
-
-    return [member.name for member in members(folder / "keys" / "server")]
+    return world.budget_total(folder / "budget.jsonl")[0]
