@@ -47,6 +47,6 @@ def draws_of_the_cpu(monkeypatch):
     """On a GPU the simulator computes there and is handed the CPU's draws, which are those of the
     loop."""
     if ON_A_GPU:
-        from dpscaffold.engines.participation import participate
+        from world import hand_out_draws_of_the_cpu
 
-        monkeypatch.setattr(participate, "draws_on", lambda device, rows: False)
+        hand_out_draws_of_the_cpu(monkeypatch)

@@ -105,3 +105,37 @@ def test_every_code_is_documented_and_every_documented_code_is_raised() -> None:
     known = set(listed_codes())
     assert not raised - known - set(REASONS), f"add them to {PAGE.name}"
     assert not [code for code in known if not any(f'"{code}"' in s for s in MODULES.values())]
+
+
+TESTS = Path(__file__).parent
+#: Suites that must hold whatever the inside looks like.
+LAWS = (
+    "conformance/*.py",
+    "lifecycle/*.py",
+    "oracle/*.py",
+    "privacy/explicit_pairs.py",
+    "privacy/test_counterexamples.py",
+    "privacy/test_golden.py",
+    "tasks/test_total_clipping.py",
+    "torture/*.py",
+)
+#: Files among them that are about what sites keep, or about files of an old release.
+OF_SITES = ("torture/federated.py", "lifecycle/test_released_files.py")
+#: What they may name of the package themselves.
+LASTING = {"Gaussian", "Logistic", "Task", "fedavg", "fedprox", "scaffold", "scaffold_balanced"}
+
+
+def test_suites_of_laws_reach_the_package_through_the_facade_alone() -> None:
+    """So that only tests/world.py follows when something inside moves."""
+    found = {path for pattern in LAWS for path in TESTS.glob(pattern)}
+    assert len(found) > 15
+    for path in found - {TESTS / name for name in OF_SITES}:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names: list[str] = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names if alias.name.startswith("dpscaffold")]
+            elif isinstance(node, ast.ImportFrom) and node.module == "dpscaffold":
+                names = [alias.name for alias in node.names if alias.name not in LASTING]
+            elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("dpscaffold"):
+                names = [str(node.module)]
+            assert not names, f"{path.name} imports {names}; ask tests/world.py for it"

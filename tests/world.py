@@ -64,6 +64,7 @@ from dpscaffold.cli.together import compose
 from dpscaffold.data.sources.catalogue import CATALOGUE, Dataset, Published
 from dpscaffold.data.storage import load
 from dpscaffold.engines import Draw, Simulator, State
+from dpscaffold.engines.participation import participate
 from dpscaffold.engines.participation.steps import Scales, noised_query
 from dpscaffold.federation import Federation
 from dpscaffold.models.export import FORMATS as EXPORT_FORMATS
@@ -839,3 +840,8 @@ class Stack:
 def keeps_records(way: str, run: Trial) -> bool:
     """Whether all records are at hand from the first round on."""
     return bool(WAYS[way](run).engine.workers[0].store.resident)
+
+
+def hand_out_draws_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU takes the draws that a CPU makes, so that both take the same steps."""
+    monkeypatch.setattr(participate, "draws_on", lambda device, rows: False)
