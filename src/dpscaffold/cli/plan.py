@@ -166,8 +166,7 @@ def _asked(
     limits = _limits(tables, facts.users, *limit_options)
     preset = _preset(tables, settings, facts, goal, asked.secure_sums)
     if goal_options[0] is None and settings.privacy and isinstance(settings.privacy.epsilon, dict):
-        names = tuple(served.deploy.records or ()) if served else ()
-        preset = replace(preset, budgets=settings.privacy.epsilon, names=names)
+        preset = replace(preset, budgets=settings.privacy.epsilon)
     return _PlanRequest(tables, settings, facts, goal, limits, preset)
 
 
@@ -262,7 +261,7 @@ def _goal(
     sampling: str | None,
     unit: str | None,
 ) -> Goal:
-    from dpscaffold.planning.budgets import usual_budget
+    from dpscaffold.planning.asked import usual_budget
     from dpscaffold.planning.recommendation import Goal
 
     given = tables.get("privacy", {})

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
+from statistics import median_low
 
 from dpscaffold.config import Configuration, FactsSettings
 from dpscaffold.errors import BadInput
@@ -14,6 +16,7 @@ from dpscaffold.planning.facts import Facts
 from dpscaffold.planning.surrogate import SurrogateAssumptions
 from dpscaffold.planning.trial import choose_rate
 from dpscaffold.setting import Setting
+from dpscaffold.setting.budgets import DEFAULT
 from dpscaffold.setting.plan import Plan
 
 
@@ -107,6 +110,17 @@ def facts_of(given: FactsSettings) -> Facts:
         row_norm=_norm(1.0 if given.row_norm is None else given.row_norm),
     )
     return facts if shape is None else facts.of_images(shape)
+
+
+def usual_budget(table: Mapping[str, float]) -> float:
+    """The budget that a plan is made for: the default's, or else the median of the table.
+
+    >>> usual_budget({"north": 0.5, "default": 2.0}), usual_budget({"a": 1.0, "b": 3.0, "c": 4.0})
+    (2.0, 3.0)
+    """
+    if DEFAULT in table:
+        return table[DEFAULT]
+    return median_low(table.values())
 
 
 def _norm(said: float | str) -> float | None:

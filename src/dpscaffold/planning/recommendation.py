@@ -22,7 +22,6 @@ from dpscaffold.algorithms.registry import RIVALS
 from dpscaffold.checks import choice, least_ratio
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.schema import schema_of
-from dpscaffold.planning.budgets import BudgetCost, costs_of
 from dpscaffold.planning.facts import Facts, Limits, least_batch_ratio, rounds_tried
 from dpscaffold.planning.nearest import unmet
 from dpscaffold.planning.shape import Shape
@@ -95,8 +94,7 @@ class Preset:
     the run with all of these; ``remarks`` are sentences on what it is not solved for.
     With ``secure`` the server sees sums only: one local step, and an algorithm without memory.
     ``available`` are secure sums that the plan may use if they are better. ``budgets`` are those of
-    users by name, and ``names`` the users' names where they are known; the plan is made for the
-    usual one, and says what stricter ones cost.
+    users by name; the plan is made for the usual one.
     """
 
     algorithm: Algorithm | None = None
@@ -114,7 +112,6 @@ class Preset:
     available: Secure | None = None
     tail: float | None = None
     budgets: Mapping[str, float] | None = None
-    names: tuple[str, ...] = ()
 
     @property
     def chosen(self) -> tuple[str, ...]:
@@ -164,8 +161,6 @@ class Recommendation:
     curve: tuple[tuple[float, float], ...] = field(default=())
     noiseless: float | None = None
     preset: Preset = field(default_factory=Preset)
-    #: What users' stricter budgets cost everybody.
-    costs: tuple[BudgetCost, ...] = ()
 
     @property
     def kept(self) -> float:
@@ -224,10 +219,7 @@ def recommend(
     public = max(plain.score, best.score)
     points, noiseless = _curve(best, plain.rate, goal, looks) if curve else ((), None)
     given = (best.setting, best, tuple(left), public, points, noiseless, preset)
-    costs: tuple[BudgetCost, ...] = ()
-    if preset.budgets is not None:
-        costs = costs_of(best.setting, preset.budgets, preset.names, points)
-    return Recommendation(facts, goal, *given, costs)
+    return Recommendation(facts, goal, *given)
 
 
 def _found(

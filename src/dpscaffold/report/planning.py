@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +71,6 @@ def plan_lines(found: Recommendation) -> list[str]:
         lines.append("γ is unknown: users were supposed to have nothing in common (γ = 0 %)")
     if found.preset.budgets is not None:
         lines.append(f"budgets: the plan is made for ε = {found.goal.epsilon:g}, the usual one")
-    lines += [cost.sentence() for cost in found.costs]
     lines += found.preset.remarks
     lines.append("Nothing private was read: no privacy was spent on this choice.")
     return lines
@@ -205,7 +203,6 @@ def as_json(found: Recommendation) -> dict[str, Any]:
         "traffic_bytes": found.traffic,
         "local_steps": found.local_steps,
         "smaller": found.smaller,
-        **({"budgets": [asdict(cost) for cost in found.costs]} if found.costs else {}),
     }
 
 
