@@ -478,7 +478,6 @@ LONG = (
         "--view third-party; --delta 0.001; --sampling fixed; --similarity 50; --row-norm 2; "
         "--rounds 4; --local-steps 1; --participants 2; --config facts.toml; --out elsewhere; "
         "--unit user; --secure-sums; --device nowhere; --json; -q",
-        refused="--image-shape 8x8",
         slow=True,
     ),
     Mode(

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-import tomllib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from click.testing import Result
@@ -21,11 +19,9 @@ from typer.testing import CliRunner
 from dpscaffold import BadInput, Gaussian, Logistic, Plan, fedavg, recommend, scaffold_balanced
 from dpscaffold.cli import app
 from dpscaffold.config import load
-from dpscaffold.data.features import Hog
-from dpscaffold.data.loading import load_federation
 from dpscaffold.deployment.server.config import load_served
 from dpscaffold.planning import Facts, Goal, Limits
-from dpscaffold.planning.recommendation import Preset, _candidates, centring_noise
+from dpscaffold.planning.recommendation import Preset, _candidates
 from dpscaffold.planning.shape import Fidelity, Shape
 from dpscaffold.planning.stages import (
     CLOSE_LOOK,
@@ -234,68 +230,6 @@ def test_the_first_five_lines_say_what_why_and_what_to_expect():
     assert "keeps ε = 2 towards the server together with at most 1 site" in lines[2]
     assert lines[3].startswith("expected: ") and "without privacy" in lines[3]
     assert lines[4].startswith("it costs ")
-
-
-@pytest.mark.usefixtures("by_noise")
-def test_images_are_planned_with_public_features(tmp_path):
-    """The number of features is that of the step itself, which is written to the data."""
-    config = tmp_path / "run.toml"
-    config.write_text('[data]\nsource = "npz"\npath = "images.npz"\nusers = 12\n')
-    words = [*WORDS[:4], *WORDS[6:], "--image-shape", "12x10", "--config", str(config)]
-    result = command(tmp_path, *words)
-    assert result.exit_code == 0, result.exception
-    tables = tomllib.loads((tmp_path / "plan" / "plan.toml").read_text())
-    steps = tables["data"]["preprocess"]
-    assert steps[:2] == ["hog:12x10", "unit-norm"]
-    assert tables["facts"]["image_shape"] == [12, 10] and "features" not in tables["facts"]
-    load(tmp_path / "plan" / "plan.toml")
-    features = Facts.of(users=2, records=9, features=120, classes=2).of_images((12, 10)).features
-    assert features == Hog((12, 10)).outputs
-    assert "hog reads no record" in result.output
-    for more, said in (
-        (["--features", "99"], "wrong-shape: which is 120 pixels"),
-        (["--image-shape", "12 by 10"], "wrong-shape: --image-shape"),
-    ):
-        with refuses(said):
-            raise command(tmp_path, *words, *more).exception  # type: ignore[misc]
-    config.write_text(config.read_text() + 'preprocess = ["unit-norm"]\n')
-    with refuses("not-applicable: data.preprocess"):
-        raise command(tmp_path, *words).exception  # type: ignore[misc]
-
-
-@pytest.mark.usefixtures("by_noise")
-def test_images_are_centred_with_a_noised_mean_that_the_plan_counts(tmp_path, monkeypatch):
-    """The noise of the plan is the one that training solves with the written steps, and leaving
-    the mean out would need less noise."""
-    monkeypatch.chdir(tmp_path)
-    rng = np.random.default_rng(0)
-    rows, labels = rng.random((6000, 64)), rng.integers(0, 3, 6000)
-    np.savez("images.npz", features=rows, labels=labels, users=np.repeat(np.arange(6), 1000))
-    Path("run.toml").write_text(
-        '[data]\nsource = "npz"\npath = "images.npz"\npartition = "natural"\n'
-    )
-    words = ["--users", "6", "--records", "800", "--classes", "3", "--epsilon", "3"]
-    words += ["--rounds", "4", "--image-shape", "8x8", "--config", "run.toml", "-q"]
-    result = command(tmp_path, *words)
-    assert result.exit_code == 0, result.exception
-    settings = load(tmp_path / "plan" / "plan.toml")
-    hog, unit, centre, last = settings.data.preprocess
-    assert (hog.step, unit.step, centre.step, last.step) == (
-        "hog",
-        "unit-norm",
-        "centre",
-        unit.step,
-    )
-    assert centre.fit == "private" and centre.norm_bound == 1.0
-    federation = load_federation(settings.data)
-    said = json.loads((tmp_path / "plan" / "plan.json").read_text())
-    solved = settings.setting(federation)
-    assert solved.privacy.noise == pytest.approx(said["noise"], rel=1e-6)
-    plain = replace(federation, preparation=())
-    assert settings.setting(plain).privacy.noise < 0.9999 * solved.privacy.noise
-    facts = Facts.of(users=6, records=800, features=64, classes=3).of_images((8, 8))
-    assert centring_noise(facts, Goal(3.0, unit="user")) is None
-    assert centring_noise(facts, Goal(1e-4)) is None
 
 
 SERVER = """

@@ -53,10 +53,6 @@ def plan_command(
         bool,
         typer.Option("--secure-sums", help="Secure sums are available; use them if better."),
     ] = False,
-    image_shape: Annotated[
-        str | None,
-        typer.Option(help="Size of the images, such as 28x28; the plan then uses hog features."),
-    ] = None,
     similarity: Annotated[
         str | None, typer.Option(help="Similarity of the users in per cent, or unknown.")
     ] = None,
@@ -109,7 +105,6 @@ def plan_command(
             "classes": classes,
             "similarity": _number_or(similarity, "--similarity", "unknown"),
             "row_norm": _number_or(row_norm, "--row-norm", "none"),
-            "image_shape": None if image_shape is None else _shape(image_shape),
             "secure_sums": secure_sums or None,
         },
         (epsilon, view, delta, sampling, unit),
@@ -161,7 +156,6 @@ def _asked(
     told = served.public_facts().model_dump(exclude_none=True) if served else None
     asked = _given_facts(tables.get("facts", {}) if told is None else told, **options)
     facts = facts_of(asked)
-    _refuse_own_steps(tables, facts)
     goal = _goal(tables, *goal_options)
     limits = _limits(tables, facts.users, *limit_options)
     preset = _preset(tables, settings, facts, goal, asked.secure_sums)
@@ -209,28 +203,7 @@ def _given_facts(given: Mapping[str, Any], **options: Any) -> FactsSettings:
     from dpscaffold.config import checked_facts
 
     said = {name: value for name, value in options.items() if value is not None}
-    if said.get("image_shape") and "features" not in said:
-        given = {name: value for name, value in given.items() if name != "features"}
     return checked_facts({**given, **said})
-
-
-def _shape(text: str) -> list[int]:
-    try:
-        return [int(side) for side in text.split("x")]
-    except ValueError:
-        raise BadInput(
-            "wrong-shape", f"--image-shape is {text!r}; give the size of the images as 28x28"
-        ) from None
-
-
-def _refuse_own_steps(tables: Mapping[str, Any], facts: Facts) -> None:
-    """The features of images are the plan's only where the configuration names no steps."""
-    if facts.image_shape is not None and "preprocess" in tables.get("data", {}):
-        raise BadInput(
-            "not-applicable",
-            f"facts.image_shape is {list(facts.image_shape)}, and data.preprocess has steps of its "
-            f"own; leave one of them out",
-        )
 
 
 def _sizes(text: str) -> int | list[int]:

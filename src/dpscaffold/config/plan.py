@@ -143,9 +143,6 @@ class FactsSettings(ConfigTable):
     row_norm: float | Literal["none"] | None = None
     """The row norm that preprocessing guarantees, or 'none'. By default 1 for a plan; in training
     it is read from the schema. Example: ``1.0``"""
-    image_shape: tuple[int, ...] | None = Field(default=None, min_length=2, max_length=3)
-    """The size of an image, if rows are pixels: height and width, or channels, height and width. A
-    plan then uses the features of 'hog', which cost no privacy. Example: ``[28, 28]``"""
     secure_sums: bool = False
     """Whether secure sums are available, so that a plan may use them if they are better. Example:
     ``true``"""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from statistics import median_low
@@ -78,30 +77,14 @@ def _missing(given: FactsSettings) -> str:
     )
 
 
-def _columns(given: FactsSettings) -> int | None:
-    """The number of columns before features are made of images, or as it is given."""
-    features, shape = given.features, given.image_shape
-    if shape is None:
-        return features
-    pixels = math.prod(shape)
-    if features not in (None, pixels):
-        raise BadInput(
-            "wrong-shape",
-            f"facts.image_shape is {list(shape)}, which is {pixels} pixels, and facts.features is "
-            f"{features}; leave facts.features out",
-        )
-    return pixels
-
-
 def facts_of(given: FactsSettings) -> Facts:
     """The facts of a ``[facts]`` table; those that are missing are named."""
-    users, records, features, classes = given.users, given.records, _columns(given), given.classes
-    shape = given.image_shape
+    users, records, features, classes = given.users, given.records, given.features, given.classes
     if users is None and isinstance(records, tuple):
         users = len(records)
     if users is None or records is None or features is None or classes is None:
         raise BadInput("missing-argument", _missing(given))
-    facts = Facts.of(
+    return Facts.of(
         users=users,
         records=records,
         features=features,
@@ -109,7 +92,6 @@ def facts_of(given: FactsSettings) -> Facts:
         similarity=None if given.similarity == "unknown" else given.similarity,
         row_norm=_norm(1.0 if given.row_norm is None else given.row_norm),
     )
-    return facts if shape is None else facts.of_images(shape)
 
 
 def usual_budget(table: Mapping[str, float]) -> float:

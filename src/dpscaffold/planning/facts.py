@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from dpscaffold.checks import whole
-from dpscaffold.data.preprocessing import HogSettings, hog_width
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.roster import FEW_USERS, Roster
 from dpscaffold.federation.schema import MOST_CLASSES, Target, schema_of
@@ -29,7 +28,6 @@ class Facts:
         similarity: γ in per cent, how alike users are; None if it is unknown.
         row_norm: The norm of a row that preparation guarantees; None if there is none, as for
             standardised features.
-        image_shape: The size of the images that the features were made of by ``hog``.
 
     >>> facts = Facts.of(users=3, records=50, features=40, classes=10)
     >>> facts.sizes, facts.guess.similarity
@@ -41,7 +39,6 @@ class Facts:
     classes: int
     similarity: float | None = None
     row_norm: float | None = 1.0
-    image_shape: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if not self.sizes:
@@ -95,16 +92,6 @@ class Facts:
                 f"each, or one number for all",
             )
         return cls(sizes, features, classes, similarity, row_norm)
-
-    def of_images(self, shape: tuple[int, ...]) -> Facts:
-        """The facts where rows are the pixels of images and ``hog`` makes the features.
-
-        >>> Facts.of(users=3, records=50, features=784, classes=10).of_images((28, 28)).features
-        392
-        """
-        step = HogSettings(shape=shape)
-        features = hog_width(step.shape, step.cell, step.orientations)
-        return replace(self, features=features, row_norm=1.0, image_shape=step.shape)
 
     @property
     def users(self) -> int:

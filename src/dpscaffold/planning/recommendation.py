@@ -8,7 +8,6 @@ records, so that a user with few of them, whose noise is the loudest, is heard t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -21,17 +20,14 @@ from dpscaffold.algorithms import ALGORITHMS, Algorithm, Cohort, Known, Server
 from dpscaffold.algorithms.registry import RIVALS
 from dpscaffold.checks import choice, least_ratio
 from dpscaffold.errors import BadInput
-from dpscaffold.federation.schema import schema_of
 from dpscaffold.planning.facts import Facts, Limits, least_batch_ratio, rounds_tried
 from dpscaffold.planning.nearest import unmet
 from dpscaffold.planning.shape import Shape
 from dpscaffold.planning.stages import CLOSE_LOOK, TAILS, PlanSearch, clearly_best, preferred
 from dpscaffold.planning.trial import Bench, Choice
-from dpscaffold.privacy import Cost, PrivacyError
+from dpscaffold.privacy import PrivacyError
 from dpscaffold.privacy.describe import Delta
-from dpscaffold.privacy.gaussian import gaussian_multiplier
 from dpscaffold.privacy.mechanism import Relation, Unit
-from dpscaffold.privacy.preparation import Remark
 from dpscaffold.setting import Setting
 from dpscaffold.setting.budget import Budget, View
 from dpscaffold.setting.gaussian import Gaussian
@@ -42,9 +38,6 @@ from dpscaffold.training.events import Listener, silence
 
 #: Steps beyond which K brings nothing that was measured.
 STEPS = 10
-
-#: The share of ε that a mean of images' features costs, and how far its noise may move it.
-CENTRING, MOST_MOVED = 0.1, 0.3
 
 #: ε next to the one asked for, as multiples of it.
 AROUND = (0.1, 0.3, 3.0, 10.0)
@@ -354,9 +347,8 @@ def _setting(
 ) -> Setting:
     """A candidate, its noise not solved for yet."""
     clip, task = preset.clip or 1.0, preset.task or default_task(facts)
-    schema = schema_of(_centred(facts, goal), facts.target, facts.features)
     return Setting(
-        replace(facts.roster, schema=schema, declared=preset.declared),
+        replace(facts.roster, declared=preset.declared),
         task,
         algorithm,
         plan,
@@ -457,7 +449,7 @@ def as_tables(found: Recommendation) -> dict[str, Any]:
         "facts": {
             "users": facts.users,
             "records": facts.sizes[0] if same else list(facts.sizes),
-            **_columns(facts),
+            "features": facts.features,
             "classes": facts.classes,
             "similarity": "unknown" if facts.similarity is None else facts.similarity,
             "row_norm": "none" if facts.row_norm is None else facts.row_norm,
@@ -486,59 +478,6 @@ def as_tables(found: Recommendation) -> dict[str, Any]:
         },
         **({"secure": _secure_table(secure)} if secure is not None else {}),
     }
-
-
-def _columns(facts: Facts) -> dict[str, Any]:
-    """The number of features, or the size of the images that they are made of."""
-    if facts.image_shape is None:
-        return {"features": facts.features}
-    return {"image_shape": list(facts.image_shape)}
-
-
-def centring_noise(facts: Facts, goal: Goal) -> float | None:
-    """The noise multiplier of the mean that features of images are centred with: it costs a tenth
-    of ε or less. None where the noise would move the mean too far, where whole users are hidden,
-    and without images. Rows of ``hog`` have a large common part, which costs norm and tells
-    nothing.
-
-    >>> facts = Facts.of(users=60, records=800, features=784, classes=10).of_images((28, 28))
-    >>> centring_noise(facts, Goal(1.0)), centring_noise(facts, Goal(0.001))
-    (19.9, None)
-    """
-    if facts.image_shape is None or goal.unit == "user" or goal.view == "paper-third-party":
-        return None
-    records = sum(facts.sizes)
-    hidden = 2.0 if goal.sampling == "fixed" else 1.0  # Δ: replaced, or left out
-    found = gaussian_multiplier(CENTRING * goal.epsilon, 0.01 / records) * hidden / 2
-    moved = 2 * found * math.sqrt(facts.features) / records
-    return float(f"{found:.3g}") if moved <= MOST_MOVED else None
-
-
-def _centred(facts: Facts, goal: Goal) -> tuple[Remark, ...]:
-    """What the centring of images costs, as the accountant sees it."""
-    noise = centring_noise(facts, goal)
-    if noise is None:
-        return ()
-    cost = Cost("mean", noise=noise, add_remove=2 * noise, seeded=True)
-    return (Remark("Features were centred with a noised mean.", "private", cost, divided=True),)
-
-
-def image_steps(facts: Facts, goal: Goal) -> list[str | dict[str, str | float]]:
-    """``data.preprocess`` of images: features that read no record, centred with a noised mean that
-    is counted in ε, and of norm 1.
-
-    >>> facts = Facts.of(users=60, records=800, features=784, classes=10).of_images((28, 28))
-    >>> image_steps(facts, Goal(0.001))
-    ['hog:28x28', 'unit-norm']
-    """
-    assert facts.image_shape is not None
-    noise = centring_noise(facts, goal)
-    steps: list[str | dict[str, str | float]]
-    steps = [f"hog:{'x'.join(map(str, facts.image_shape))}", "unit-norm"]
-    if noise is not None:
-        steps += [{"step": "centre", "fit": "private", "norm_bound": 1.0, "noise": noise}]
-        steps += ["unit-norm"]
-    return steps
 
 
 def _secure_table(secure: Secure) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dpscaffold.atomic import write_text
-from dpscaffold.planning.recommendation import Recommendation, as_tables, image_steps
+from dpscaffold.planning.recommendation import Recommendation, as_tables
 from dpscaffold.planning.surrogate import SEPARATIONS
 from dpscaffold.planning.trial import Choice
 from dpscaffold.privacy import Cost, bound_for
@@ -59,12 +59,6 @@ def plan_lines(found: Recommendation) -> list[str]:
         f"over all users and rounds",
         *notes,
     ]
-    if found.facts.image_shape is not None:
-        steps = ", ".join(map(_inline, image_steps(found.facts, found.goal)))
-        lines.append(
-            f"Features: data.preprocess = [{steps}]; hog reads no record, and a noised mean is "
-            f"counted in ε."
-        )
     if found.smaller:
         lines.append(found.smaller)
     if found.facts.similarity is None:
@@ -74,18 +68,6 @@ def plan_lines(found: Recommendation) -> list[str]:
     lines += found.preset.remarks
     lines.append("Nothing private was read: no privacy was spent on this choice.")
     return lines
-
-
-def _inline(step: str | dict[str, str | float]) -> str:
-    """A step as a configuration spells it.
-
-    >>> _inline({"step": "centre", "fit": "private"})
-    '{ step = "centre", fit = "private" }'
-    """
-    if isinstance(step, str):
-        return json.dumps(step)
-    pairs = ", ".join(f"{key} = {json.dumps(value)}" for key, value in step.items())
-    return f"{{ {pairs} }}"
 
 
 def _what(found: Recommendation) -> str:
@@ -221,9 +203,6 @@ def _completed(found: Recommendation, given: Mapping[str, Any]) -> dict[str, Any
     for name, table in tables.items():
         kept = whole.get(name, {}) if name in ("plan", "task", "facts") else {}
         whole[name] = {**table, **kept, **table} if name != "task" else {**table, **kept}
-    shape, data = found.facts.image_shape, given.get("data")
-    if shape is not None and data is not None:
-        whole["data"] = {**data, "preprocess": image_steps(found.facts, found.goal)}
     limits = {k: v for k, v in given.get("privacy", {}).items() if k != "noise"}
     whole["privacy"] = {**limits, **tables["privacy"]}
     if found.preset.algorithm is not None and given.get("algorithm"):
