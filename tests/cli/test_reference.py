@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import json
-import re
 import tomllib
 from dataclasses import fields
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import tomli_w
 from click.testing import CliRunner
-from pydantic import Field
+from pydantic import BaseModel, Field
 from refusals import refuses
 from typer.main import get_command
 
 from dpscaffold.algorithms import SERVERS
 from dpscaffold.cli import app
-from dpscaffold.config import ConfigTable, parse
+from dpscaffold.config import ConfigTable, Configuration, parse
 from dpscaffold.config.reference.keys import keys, model_keys
-from dpscaffold.config.reference.page import annotated, annotated_server, page
+from dpscaffold.config.reference.page import page
 from dpscaffold.config.reference.values import NEEDED
 from dpscaffold.deployment.provision import provision, read_federation, read_invitation
-from dpscaffold.deployment.server.config import ServerConfiguration, load_served
+from dpscaffold.deployment.server.config import ServerConfiguration
 from dpscaffold.deployment.site.begin import make_site
 from dpscaffold.deployment.site.file import Policy, SecurePolicy, SiteFile, read_site_file
 from dpscaffold.errors import BadInput
@@ -84,17 +84,8 @@ REFUSED = {
 }
 
 
-def test_the_generated_files_are_current():
+def test_the_generated_page_is_current():
     assert (HERE / "docs" / "configuration.md").read_text(encoding="utf-8") == page(FOUND), AGAIN
-    written = {"annotated.toml": annotated(FOUND), "annotated-server.toml": annotated_server(FOUND)}
-    for name, text in written.items():
-        assert (HERE / "examples" / name).read_text(encoding="utf-8") == text, AGAIN
-
-
-def test_the_annotated_configuration_says_the_defaults():
-    """What it spells out is what a configuration without those keys would come to."""
-    told = parse(tomllib.loads(annotated(FOUND)))
-    assert told == parse({"privacy": {"noise": 30.0}})
 
 
 @pytest.mark.parametrize("entry", [key for key in FOUND if key.table in ("plan", "privacy")])
@@ -135,25 +126,24 @@ def test_a_key_without_an_explanation_is_refused():
     assert (again.about, again.default) == (key.about, 3)
 
 
-def uncommented(text):
-    """An annotated example with every key given: what stood behind a # is uncommented."""
-    return re.sub(r"^# (\[?\w+\]?(?: = .*)?)$", r"\1", text, flags=re.M)
-
-
-def test_the_annotated_server_plan_says_the_defaults_and_every_key(tmp_path):
-    path = tmp_path / "plan.toml"
-    path.write_text(annotated_server(FOUND))
-    told = load_served(path)
-    given = {"features": 4, "classes": 2, "columns": ["age", "pressure", "sex"]}
-    given |= {"categories": {"sex": ["f", "m"]}, "label": "ill", "class_names": ["no", "yes"]}
-    assert told == ServerConfiguration.model_validate({"schema": given, "privacy": {"noise": 30.0}})
-    tables = tomllib.loads(uncommented(annotated_server(FOUND)))
-    assert set(tables) == {
-        field.alias or n for n, field in ServerConfiguration.model_fields.items()
-    }
-    for table, name in (("schema", "rows"), ("deploy", "deploy"), ("plan", "plan")):
-        model = ServerConfiguration.model_fields[name].annotation
-        assert set(tables[table]) == set(model.model_fields)
+@pytest.mark.parametrize(
+    ("model", "names"),
+    [
+        (Configuration, ("plan", "privacy", "secure", "facts", "personal")),
+        (ServerConfiguration, ("schema", "plan", "privacy", "deploy")),
+    ],
+)
+def test_every_key_of_a_run_and_of_a_servers_plan_is_there(model, names):
+    named = {key.name for key in FOUND}
+    for field, info in model.model_fields.items():
+        table = info.alias or field
+        if table in names:
+            [settings] = [
+                kind
+                for kind in (info.annotation, *get_args(info.annotation))
+                if isinstance(kind, type) and issubclass(kind, BaseModel)
+            ]
+            assert {f"{table}.{key}" for key in settings.model_fields} <= named
 
 
 def test_every_key_of_a_deployment_is_there_and_its_example_is_accepted(tmp_path):
@@ -222,7 +212,6 @@ def typed(*words):
 
 SHOWN = {
     "examples/tune-scaffold.toml": ("tune", "folds", 5),
-    "examples/annotated-server.toml": ("deploy", "quorum", 1),
     "federation.toml": ("days", None, 825),
 }
 
@@ -312,8 +301,3 @@ def test_examples_of_data_steps_task_and_algorithm_are_accepted():
             parse(tables_with(key))
         except BadInput as error:
             pytest.fail(f"{key.name} of {key.place or 'all'}: {error}")
-
-
-def test_the_annotated_configuration_names_every_key_of_data():
-    told = set(re.findall(r"^#? ?(\w+) = ", annotated(FOUND).partition("[task]")[0], re.M))
-    assert told == {key.name.partition(".")[2] for key in FOUND if key.table == "data"}

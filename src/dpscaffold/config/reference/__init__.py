@@ -1,4 +1,4 @@
 """The reference of every configuration key, generated from the models that read them.
 
-Belongs here: the documentation page and the annotated examples. Does not belong here: the keys.
+Belongs here: the page of the documentation. Does not belong here: the keys.
 """

@@ -1,23 +1,17 @@
-"""``python -m dpscaffold.config.reference``: write the files that are generated from the keys."""
+"""``python -m dpscaffold.config.reference``: write the page that is generated from the keys."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from dpscaffold.config.reference.keys import keys
-from dpscaffold.config.reference.page import annotated, annotated_server, page
+from dpscaffold.config.reference.page import page
 
 
 def main() -> None:
-    """Write ``docs/configuration.md`` and the annotated examples."""
-    found = keys()
-    written = {
-        "docs/configuration.md": page(found),
-        "examples/annotated.toml": annotated(found),
-        "examples/annotated-server.toml": annotated_server(found),
-    }
-    for name, text in written.items():
-        (Path(__file__).parents[4] / name).write_text(text, encoding="utf-8")
+    """Write ``docs/configuration.md``."""
+    root = Path(__file__).parents[4]
+    (root / "docs" / "configuration.md").write_text(page(keys()), encoding="utf-8")
 
 
 main()

@@ -1,4 +1,4 @@
-"""The reference as files: a page of the documentation, and annotated examples."""
+"""The reference as a page of the documentation."""
 
 from __future__ import annotations
 
@@ -35,9 +35,8 @@ SOURCED = ("data", "evaluate", "site")
 HEAD = """# Configuration
 
 This page lists every key of every configuration file. On the command line,
-`dpscaffold config explain plan.rounds` explains a key, and `dpscaffold config show FILE.toml` shows
-a file with all defaults. `--set table.key=value` overrides a key for one run, and
-`--unset table.key` removes it.
+`dpscaffold config explain plan.rounds` explains a key. `--set table.key=value` overrides a key for
+one run, and `--unset table.key` removes it.
 
 | file | used by | tables |
 | --- | --- | --- |
@@ -49,9 +48,8 @@ a file with all defaults. `--set table.key=value` overrides a key for one run, a
 | `federation.toml` | `provision` | only keys |
 | `site.toml` | `site` | keys, `[data]` and `[policy]` |
 
-Complete examples with every key: `examples/annotated.toml` (a configuration) and
-`examples/annotated-server.toml` (a server's plan). The page is generated from the code by
-`python -m dpscaffold.config.reference`.
+`dpscaffold config show FILE.toml` spells a file out with every default. The page is generated from
+the code by `python -m dpscaffold.config.reference`.
 """
 
 
@@ -133,79 +131,3 @@ def _code(default: Any) -> str:
 
 def _row(cells: Iterable[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-
-#: What an annotated example gives although it is left out by default, so that it can be run.
-_GIVEN: dict[str, Any] = {
-    "privacy.noise": 30.0,
-    "schema.features": 4,
-    "schema.classes": 2,
-    "schema.columns": ["age", "pressure", "sex"],
-    "schema.categories": {"sex": ["f", "m"]},
-    "schema.label": "ill",
-    "schema.class_names": ["no", "yes"],
-}
-#: Tables that an annotated example only mentions.
-_OPTIONAL = ("secure", "facts", "stopping", "personal", "evaluate")
-
-
-def annotated(found: Sequence[Key]) -> str:
-    """A whole configuration: every key of the tables a run reads, explained, at its default."""
-    head = [
-        "# Every key of a run, with its default; what is left out by default stands behind a #.",
-        "# dpscaffold train annotated.toml; written by python -m dpscaffold.config.reference.",
-        "",
-    ]
-    optional = ("secure", "facts", "stopping", "personal")
-    tables = ("data", "task", "algorithm", "plan", "privacy", *optional)
-    return "\n".join([*head, *_tables(found, tables, ("", "synthetic"))])
-
-
-def annotated_server(found: Sequence[Key]) -> str:
-    """A server's whole plan, likewise."""
-    head = [
-        "# Every key of a server's plan, with its default; what is left out stands behind a #.",
-        "# Use: dpscaffold server run annotated-server.toml. "
-        "Written by: python -m dpscaffold.config.reference.",
-        "",
-    ]
-    tables = (
-        *("schema", "task", "algorithm", "plan", "privacy", "secure", "facts", "personal"),
-        "deploy",
-        "evaluate",
-    )
-    return "\n".join([*head, *_tables(found, tables, ("", "csv"))])
-
-
-def _tables(found: Sequence[Key], tables: Sequence[str], places: Sequence[str]) -> list[str]:
-    lines = []
-    for table in tables:
-        chosen = [key for key in found if key.table == table and key.place in places]
-        optional = table in _OPTIONAL
-        lines.append(f"# [{table}]" if optional else f"[{table}]")
-        for key in chosen:
-            lines.append(f"# {key.about} [{key.kind}]")
-            lines.append(_line(key, commented=optional))
-        if table == "data":
-            lines += _other_sources(found, {key.name for key in chosen})
-        lines.append("")
-    return lines
-
-
-def _other_sources(found: Sequence[Key], said: set[str]) -> list[str]:
-    """The keys that other sources have, each once."""
-    lines = ["# Keys of other sources, at an example each:"]
-    for entry in grouped(key for key in found if key.table == "data")["data"]:
-        key = entry.key
-        if key.name not in said:
-            lines.append(f"# {key.about} ({', '.join(entry.everywhere)}) [{key.kind}]")
-            lines.append(_line(key, commented=True))
-            said.add(key.name)
-    return lines
-
-
-def _line(key: Key, commented: bool) -> str:
-    value = _GIVEN.get(key.name, key.default)
-    given = value not in (OMITTED, NEEDED) and not commented
-    said = f"{key.name.partition('.')[2]} = {toml(value if given else key.example)}"
-    return said if given else f"# {said}"
