@@ -183,7 +183,7 @@ def planned(case: Case, folder: Path, rounds: int, device: str) -> float:
     limits = replace(limits, rounds=min(rounds, limits.rounds))
     begun = time.perf_counter()
     title = f"planning {case.labels['row']}, ε = {goal.epsilon:g}"
-    found = recommend(facts, goal, limits, preset, device=device, tell=Progress(title), curve=False)
+    found = recommend(facts, goal, limits, preset, device=device, tell=Progress(title))
     seconds = time.perf_counter() - begun
     given = {name: case.tables[name] for name in ("data", "task") if name in case.tables}
     write_plan(found, folder, given)
@@ -404,7 +404,7 @@ def report(done: Sequence[Trained]) -> str:
         "data in view**.",
         "\n".join(lines(done)),
         f"Device: {devices}; largest T {rounds}; a plan took {min(planning):.0f} to "
-        f"{max(planning):.0f} s while others ran (without the curve over ε).",
+        f"{max(planning):.0f} s while others ran.",
     ]
     return "\n\n".join(parts) + "\n"
 

@@ -170,7 +170,7 @@ def test_the_grid_begins_where_the_surrogate_is_at_its_usual_rates():
 def test_a_plan_of_many_rounds_promises_what_all_of_them_cost(monkeypatch):
     """ε of the T that is written, by the accountant, and σ_g beyond that of the rounds tried."""
     monkeypatch.setattr(shapes, "ROUNDS", 6)
-    found = recommend(FACTS, Goal(3.0), Limits(10_000, 2, 6), curve=False)
+    found = recommend(FACTS, Goal(3.0), Limits(10_000, 2, 6))
     plan, run = found.setting.plan, found.setting.describe()
     assert plan.rounds == run.rounds == 10_000
     assert 2.9 < found.setting.budget.bound(run).epsilon(run) <= 3.0

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from dpscaffold import BadInput, recommend
+from dpscaffold import BadInput
 from dpscaffold.cli import app
-from dpscaffold.planning import Facts, Goal, Limits, stages
+from dpscaffold.planning import stages
 from dpscaffold.privacy import RANDOM_PARTICIPATION, calibrate_noise, describe
 
 SMALL = {"users": "12", "records": "60", "features": "6", "classes": "3", "rounds": "40"}
@@ -127,11 +127,3 @@ def test_a_tiny_epsilon_is_solved_for():
     noise = calibrate_noise(run, 1e-15, RANDOM_PARTICIPATION)
     assert RANDOM_PARTICIPATION.epsilon(replace(run, noise=noise)) <= 1e-15
     assert RANDOM_PARTICIPATION.epsilon(replace(run, noise=0.99 * noise)) > 1e-15
-
-
-def test_an_epsilon_beside_it_that_cannot_be_kept_costs_no_plan():
-    """ε·10 lies beyond what any noise is solved for: the curve leaves it out."""
-    facts = Facts.of(users=12, records=60, features=6, classes=3)
-    found = recommend(facts, Goal(1e5), Limits(4, 2, 4))
-    epsilons = [epsilon for epsilon, _ in found.curve]
-    assert epsilons[:3] == pytest.approx([1e4, 3e4, 1e5]) and 1e6 not in epsilons

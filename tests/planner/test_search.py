@@ -16,7 +16,7 @@ from dpscaffold.planning import Facts, Goal, Limits
 from dpscaffold.planning.recommendation import Recommendation
 from dpscaffold.planning.surrogate import SurrogateAssumptions
 from dpscaffold.planning.trial import WIDENINGS, Bench, StepSizeTrial, search
-from dpscaffold.report.planning import as_json, write_plan
+from dpscaffold.report.planning import as_json
 from dpscaffold.setting import Setting
 from dpscaffold.training.events import StackBegun, silence
 
@@ -107,9 +107,3 @@ def test_a_plan_is_the_same_whether_or_not_it_looks_ahead(monkeypatch, epsilon, 
         for one in (ahead.choice, *ahead.tried)
     }
     assert len(ahead.tried) + 1 == len(kept)  # each candidate once
-
-
-def test_a_plan_without_its_curve_is_drawn_too(tmp_path):
-    found = recommend(FACTS, Goal(2.0), Limits(2, 1, 4), curve=False)
-    assert found.curve == () and "plan.png" in write_plan(found, tmp_path)
-    assert (tmp_path / "plan.png").stat().st_size > 1000

@@ -263,16 +263,6 @@ def test_private_preparation_is_not_forgotten(tmp_path, prepared):
 
 
 @pytest.mark.usefixtures("quick")
-def test_both_curves_over_epsilon_are_of_the_same_surrogates():
-    """Scores of the first seed are 0.5 and of the second 0.7: those by ε are of the first alone,
-    and so is the line without privacy next to them."""
-    facts = Facts.of(users=6, records=40, features=3, classes=2, similarity=0.0)
-    found = recommend(facts, Goal(2.0), Limits(rounds=4, local_steps=2))
-    assert found.public == pytest.approx(0.6)
-    assert found.noiseless == pytest.approx(0.5)
-
-
-@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -154,7 +154,7 @@ def test_a_plan_is_refined_between_the_step_sizes_of_the_close_look(monkeypatch,
 
     monkeypatch.setattr(Bench, "run", scored)
     preset = Preset(clip=1.0, tail=None if tails else 0.5)
-    found = recommend(FACTS, Goal(2.0), Limits(8, 2), preset, curve=False)
+    found = recommend(FACTS, Goal(2.0), Limits(8, 2), preset)
     assert found.choice.rate == found.setting.plan.learning_rate == 0.52
     assert found.setting.plan.tail == 0.5
     assert shares == set(tails)  # a share that is settled is not tried

@@ -9,7 +9,6 @@ records, so that a user with few of them, whose noise is the loudest, is heard t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any, Literal
@@ -38,9 +37,6 @@ from dpscaffold.training.events import Listener, silence
 
 #: Steps beyond which K brings nothing that was measured.
 STEPS = 10
-
-#: ε next to the one asked for, as multiples of it.
-AROUND = (0.1, 0.3, 3.0, 10.0)
 
 #: Fields of a plan that are chosen here, and those that are left as they were given.
 CHOSEN = tuple(
@@ -141,8 +137,7 @@ class Recommendation:
     """The plan that did best on surrogates.
 
     ``setting`` is the run with its solved noise, ``choice`` what its η₀ were worth, ``tried`` the
-    best of every other candidate, ``public`` the best score without noise, ``curve`` the best
-    scores by ε, on half of the surrogates, and ``noiseless`` that without noise on the same half.
+    best of every other candidate, and ``public`` the best score without noise.
     """
 
     facts: Facts
@@ -151,8 +146,6 @@ class Recommendation:
     choice: Choice
     tried: tuple[Choice, ...]
     public: float
-    curve: tuple[tuple[float, float], ...] = field(default=())
-    noiseless: float | None = None
     preset: Preset = field(default_factory=Preset)
 
     @property
@@ -186,7 +179,6 @@ def recommend(
     *,
     device: torch.device | str = "cpu",
     tell: Listener = silence,
-    curve: bool = True,
 ) -> Recommendation:
     """Choose algorithm, T, K, l, s, C, η₀ and σ_g from public facts alone.
 
@@ -197,10 +189,9 @@ def recommend(
         preset: What is already decided, such as the algorithm or the clip.
         device: Where surrogates are trained.
         tell: Called with events while it works.
-        curve: Also compute the accuracy on surrogates at other ε.
 
     >>> facts = Facts.of(users=10, records=40, features=5, classes=2)
-    >>> found = recommend(facts, Goal(8.0), Limits(rounds=8, local_steps=2), curve=False)
+    >>> found = recommend(facts, Goal(8.0), Limits(rounds=8, local_steps=2))
     >>> found.setting.plan.rounds <= 8, found.setting.privacy.noise > 0
     (True, True)
     """
@@ -210,9 +201,7 @@ def recommend(
     best, *left = _found(settings, looks, TAILS if preset.tail is None else ())
     plain = looks.without_privacy(best)
     public = max(plain.score, best.score)
-    points, noiseless = _curve(best, plain.rate, goal, looks) if curve else ((), None)
-    given = (best.setting, best, tuple(left), public, points, noiseless, preset)
-    return Recommendation(facts, goal, *given)
+    return Recommendation(facts, goal, best.setting, best, tuple(left), public, preset)
 
 
 def _found(
@@ -229,14 +218,6 @@ def _found(
     best = clearly_best(best, others)
     left = [one for one in (*tried, *others) if one is not best]
     return [looks.refined(best, tails), *left]
-
-
-def _curve(
-    best: Choice, rate: float, goal: Goal, looks: PlanSearch
-) -> tuple[tuple[tuple[float, float], ...], float]:
-    """The scores by ε, and the one without noise at its η₀ ``rate``, on the same surrogates."""
-    points = looks.curve(_nearby(best, goal.epsilon))
-    return points, max([looks.noiseless(best, rate), *(score for _, score in points)])
 
 
 def _kind(setting: Setting) -> tuple[object, ...]:
@@ -408,15 +389,6 @@ def _solved(settings: Sequence[Setting], epsilon: float) -> list[Setting]:
     if refused and not found:
         why = refused[0][1]
         raise unmet([setting for setting, _ in refused], epsilon, why) from why
-    return found
-
-
-def _nearby(best: Choice, epsilon: float) -> dict[float, Setting]:
-    """The same plan at this ε and at those next to it that it can keep."""
-    found = {epsilon: best.setting}
-    for factor in AROUND:
-        with suppress(PrivacyError):  # the plan stands, though an ε next to it cannot be kept
-            found[epsilon * factor] = best.setting.calibrated(epsilon * factor)
     return found
 
 

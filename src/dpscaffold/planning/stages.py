@@ -10,7 +10,7 @@ on all surrogates, η₀ by η₀, and scores averages over several shares of th
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from dpscaffold.algorithms.registry import RIVALS
@@ -152,22 +152,6 @@ class PlanSearch:
         """The same candidate without privacy, with the same step size or a larger one."""
         plain, rates = noise_free(best.setting), [best.rate, 3 * best.rate]
         return search([(plain, rates)], self._close("training without privacy"), widen=False)[0]
-
-    def curve(self, wanted: Mapping[float, Setting]) -> tuple[tuple[float, float], ...]:
-        """The score of a plan by ε at a quick look; its step size grows with the root of ε."""
-        asked = []
-        base = next(iter(wanted), 1.0)
-        for epsilon, setting in wanted.items():
-            middle = setting.plan.learning_rate * (epsilon / base) ** 0.5
-            asked.append((setting, [middle / 2, middle * 2] if epsilon != base else [middle]))
-        found = search(asked, self._quick("trying other epsilons"), widen=False) if asked else []
-        scores = ((e, one.score) for e, one in zip(wanted, found, strict=True))
-        return tuple(sorted(scores))
-
-    def noiseless(self, best: Choice, rate: float) -> float:
-        """The score without noise at the same quick look, with the η₀ that was best without it."""
-        quick = self._quick("training without privacy")
-        return search([(noise_free(best.setting), [rate])], quick, widen=False)[0].score
 
 
 def promising(found: Sequence[Choice]) -> list[Choice]:

@@ -168,7 +168,6 @@ def as_json(found: Recommendation) -> dict[str, Any]:
         },
         "flat": list(found.choice.flat),
         "learning_rates": _rates(found.choice),
-        "epsilons": [{"epsilon": e, "score": s} for e, s in found.curve],
         "candidates": [
             {
                 "algorithm": one.setting.algorithm.name,
@@ -229,29 +228,22 @@ def write_plan(
 
 
 def _draw(found: Recommendation, path: Path) -> None:
-    """The score over η₀, one curve per separation, and over ε."""
-    figure = new_figure(9, 3.4)
-    left, right = figure.subplots(1, 2)
+    """The score over η₀, one curve per separation."""
+    figure = new_figure(5, 3.4)
+    axis = figure.subplots()
     rates = [trial.rate for trial in found.choice.trials]
     own = found.choice.trials[0].own_models  # the last scores, of users with models of their own
     each = (len(found.choice.trials[0].scores) - own) // len(SEPARATIONS)
     for k, separation in enumerate(SEPARATIONS):
         part = [sum(t.scores[k * each : (k + 1) * each]) / each for t in found.choice.trials]
-        left.plot(rates, part, marker="o", markersize=3, label=f"separation {separation:g}")
+        axis.plot(rates, part, marker="o", markersize=3, label=f"separation {separation:g}")
     if own:
         models = [sum(t.scores[-own:]) / own for t in found.choice.trials]
-        left.plot(rates, models, marker="o", markersize=3, label="models of their own")
-    left.plot(rates, [t.score for t in found.choice.trials], color="black", label="mean")
-    left.axvline(found.choice.rate, color="0.6", linestyle=":")
-    left.set(xscale="log", xlabel="η₀", ylabel=f"{score_name(found)} on surrogates")
-    left.legend(fontsize=8, frameon=False)
-    curve = found.curve or ((found.goal.epsilon, found.choice.score),)
-    right.plot(*zip(*curve, strict=True), marker="o", markersize=3)
-    public = found.public if found.noiseless is None else found.noiseless
-    right.axhline(public, color="0.6", linestyle="--", label="without privacy")
-    right.set(xscale="log", xlabel=f"ε towards {towards(found)}", ylabel="the same on half of them")
-    right.legend(fontsize=8, frameon=False)
-    for axis in (left, right):
-        axis.grid(alpha=0.3)
+        axis.plot(rates, models, marker="o", markersize=3, label="models of their own")
+    axis.plot(rates, [t.score for t in found.choice.trials], color="black", label="mean")
+    axis.axvline(found.choice.rate, color="0.6", linestyle=":")
+    axis.set(xscale="log", xlabel="η₀", ylabel=f"{score_name(found)} on surrogates")
+    axis.legend(fontsize=8, frameon=False)
+    axis.grid(alpha=0.3)
     figure.suptitle("Planned on public surrogates; no private record was read", fontsize=10)
     save_figure(figure, path, 130)
