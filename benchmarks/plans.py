@@ -1,7 +1,6 @@
 """Whole plans, trained as they are written, next to the best of the frontier.
 
     python benchmarks/plans.py --out FOLDER [--device cuda] [--data-dir DATA] [--rows 1 2 3 4]
-    python benchmarks/plans.py --out FOLDER --last-look [--data-dir DATA] [--rows 1 2 3 4]
     python benchmarks/plans.py --out FOLDER --write docs
 
 For each row of the frontier and each ε towards the server, ``recommend`` makes a plan from public
@@ -12,10 +11,7 @@ reaches stands next to the best of the frontier at the same ε, which is the bes
 step sizes, clips and K that were tried **with the test data in view**.
 
 Finished parts of FOLDER are kept, so the script goes on where it was stopped, and several may work
-on one FOLDER with other ``--rows`` or ``--epsilons``. ``--last-look`` does the last look alone, for
-the plans of FOLDER/plans.json that were made without it: the looks before it are not repeated, and
-only a plan that changes is trained again.
-``--write docs`` runs nothing: it writes
+on one FOLDER with other ``--rows`` or ``--epsilons``. ``--write docs`` runs nothing: it writes
 benchmarks/results/plans.md and plans.json and the table in docs/planning.md from what is finished,
 for which FOLDER/plans.json is enough.
 ``--rounds 8 --seeds 1`` is for trying the script itself.
@@ -48,12 +44,9 @@ from dpscaffold.paper.cases import Case
 from dpscaffold.paper.definition import experiment
 from dpscaffold.paper.solving import sizes_of
 from dpscaffold.planning.facts import Facts, Limits
-from dpscaffold.planning.recommendation import Goal, Preset, _candidates
-from dpscaffold.planning.stages import TAILS, PlanSearch
-from dpscaffold.planning.trial import Bench, Choice
+from dpscaffold.planning.recommendation import Goal, Preset
 from dpscaffold.report.planning import write_plan
-from dpscaffold.setting import Setting
-from dpscaffold.training.events import Event, Listener, RoundDone, StackBegun
+from dpscaffold.training.events import Event, RoundDone, StackBegun
 from dpscaffold.training.stack import Schedule, train_stack
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -101,8 +94,6 @@ class Trained:
     planning_seconds: float
     device: str
     tail: float = 0.5
-    #: Where the last look was made, if it was made alone.
-    last_look: str = ""
 
 
 @dataclass(frozen=True)
@@ -238,70 +229,6 @@ def cell(row: str, epsilon: float, arguments: argparse.Namespace) -> None:
     say(f"{title}: {100 * fmean(accuracies):.2f} %")
 
 
-def last_look(stored: Trained, arguments: argparse.Namespace) -> None:
-    """The last look at a stored plan, and the training of what it changes."""
-    number = next(n for n, name in ROWS.items() if name == stored.row)
-    folder = arguments.out / f"row{number}-epsilon{stored.epsilon:g}"
-    title = f"{stored.row}, ε = {stored.epsilon:g}"
-    if stored.last_look or (folder / "trained.json").exists():
-        say(f"{title}: had its last look already")
-        return
-    case, begun = case_of(stored.row, stored.epsilon), time.perf_counter()
-    found = refined(stored, case, arguments.device, Progress(title))
-    plan, privacy = found.setting.plan, found.setting.privacy
-    assert privacy is not None and isinstance(privacy.clip, float)
-    seconds = round(stored.planning_seconds + time.perf_counter() - begun, 1)
-    here = device_name(arguments.device)
-    result = replace(stored, planning_seconds=seconds, last_look=here)
-    if (plan.learning_rate, plan.tail) != (stored.learning_rate, stored.tail):
-        run = case.with_set({"algorithm": False}).with_set(keys_of(found.setting))
-        result = replace(
-            result,
-            learning_rate=found.rate,
-            tail=plan.tail,
-            accuracies=tuple(trained(run.settings, arguments.seeds, arguments.device, title)),
-            device=here,
-        )
-    folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / "trained.json", json.dumps(asdict(result), ensure_ascii=False) + "\n")
-    before, now = f"{stored.learning_rate:g}/{stored.tail:g}", f"{found.rate:g}/{plan.tail:g}"
-    say(f"{title}: η₀ and tail were {before}, are {now}; {shown(result.accuracies)} %")
-
-
-def refined(stored: Trained, case: Case, device: str, tell: Listener) -> Choice:
-    """What the last look makes of a plan: its own η₀ and those around it on all surrogates."""
-    guess = asked(case)[0].guess
-    looks = PlanSearch(Bench(guess, torch.device(device), tell), clips=True)
-    return looks.last_look(setting_of(stored, case), TAILS)
-
-
-def setting_of(stored: Trained, case: Case) -> Setting:
-    """The run of a stored plan, its noise solved."""
-    kind = (stored.algorithm, stored.rounds, stored.local_steps)
-    setting = next(
-        one
-        for one in _candidates(*asked(case))
-        if (one.algorithm.name, one.plan.rounds, one.plan.local_steps) == kind
-    )
-    assert setting.privacy is not None
-    privacy = replace(setting.privacy, clip=stored.clip)
-    plan = replace(setting.plan, tail=stored.tail, learning_rate=stored.learning_rate)
-    return replace(setting, privacy=privacy, plan=plan)
-
-
-def keys_of(setting: Setting) -> dict[str, str | float]:
-    """The dotted keys of a plan."""
-    assert setting.privacy is not None and isinstance(setting.privacy.clip, float)
-    names = ("rounds", "local_steps", "user_ratio", "data_ratio", "learning_rate")
-    names += ("regularisation", "weighting", "averaging", "tail")
-    algorithm = {"name": setting.algorithm.name, **setting.algorithm.numbers}
-    return {
-        **{f"algorithm.{key}": value for key, value in algorithm.items()},
-        **{f"plan.{name}": getattr(setting.plan, name) for name in names},
-        "privacy.clip": setting.privacy.clip,
-    }
-
-
 def device_name(device: str) -> str:
     chosen = torch.device(device)
     return torch.cuda.get_device_name(chosen) if chosen.type == "cuda" else "CPU"
@@ -374,9 +301,6 @@ def lines(done: Sequence[Trained]) -> Iterator[str]:
             f"most 2."
             for where, some in differences.items()
         )
-    if later := _later(done):
-        yield ""
-        yield later
 
 
 def shown(accuracies: Sequence[float]) -> str:
@@ -407,20 +331,6 @@ def report(done: Sequence[Trained]) -> str:
         f"{max(planning):.0f} s while others ran.",
     ]
     return "\n\n".join(parts) + "\n"
-
-
-def _later(done: Sequence[Trained]) -> str:
-    """Says which plans had their last look alone, after the others."""
-    alone = [one for one in done if one.last_look]
-    if not alone:
-        return ""
-    where = ", ".join(sorted({one.last_look for one in alone}))
-    again = sum(one.device == one.last_look for one in alone)
-    return (
-        f"{len(alone)} of these plans were made before there was a last look and had it alone, on "
-        f"another machine ({where}; `--out FOLDER --last-look --data-dir DATA`). It changed "
-        f"{again}, which were trained there; the others keep the accuracy that they had."
-    )
 
 
 def write(done: Sequence[Trained], folder: Path) -> None:
@@ -464,7 +374,6 @@ def main() -> None:
     parser.add_argument("--epsilons", type=float, nargs="+", choices=EPSILONS, default=EPSILONS)
     parser.add_argument("--rounds", type=int, default=400)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--last-look", action="store_true")
     parser.add_argument("--write", choices=["docs"])
     arguments = parser.parse_args()
     if arguments.write:
@@ -475,12 +384,8 @@ def main() -> None:
         return
     if arguments.data_dir:
         os.environ["DPSCAFFOLD_DATA"] = str(arguments.data_dir.resolve())
-    known = {(one.row, one.epsilon): one for one in finished(arguments.out)}
     for number, epsilon in product(arguments.rows, arguments.epsilons):
-        if not arguments.last_look:
-            cell(ROWS[number], epsilon, arguments)
-        elif (ROWS[number], epsilon) in known:
-            last_look(known[ROWS[number], epsilon], arguments)
+        cell(ROWS[number], epsilon, arguments)
         write(finished(arguments.out), arguments.out)
 
 

@@ -3,7 +3,6 @@ and what no plan is made for is one sentence."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -29,15 +28,10 @@ from dpscaffold.cli import app
 from dpscaffold.planning import Facts, Goal, Limits
 from dpscaffold.planning import shape as shapes
 from dpscaffold.planning.asked import planned_rate
-from dpscaffold.planning.recommendation import Preset, _candidates
 from dpscaffold.planning.shape import CLASSES, FEATURES, ROUNDS, WEIGHTS, Shape
-from dpscaffold.planning.stages import PlanSearch
 from dpscaffold.planning.surrogate import SurrogateAssumptions, SurrogateSetting, invented
 from dpscaffold.planning.trial import (
     RATES,
-    Bench,
-    Choice,
-    StepSizeTrial,
     choose_rates,
     first_rates,
 )
@@ -179,23 +173,6 @@ def test_a_plan_of_many_rounds_promises_what_all_of_them_cost(monkeypatch):
     assert "6 rounds instead of 10000" in found.smaller
     assert "σ_g are those of all 10000" in found.smaller
     assert found.choice.rate < 1
-
-
-def test_fewer_rounds_are_tried_only_where_their_surrogate_is_shorter(monkeypatch):
-    asked: list[int] = []
-
-    def scored(self, wanted):
-        asked.extend(setting.plan.rounds for setting, _ in wanted)
-        return [StepSizeTrial(rate, (1 / (1 + abs(math.log(rate))),)) for _, rate in wanted]
-
-    monkeypatch.setattr(Bench, "run", scored)
-    bench = Bench(FACTS.guess, torch.device("cpu"), lambda event: None)
-    looks = PlanSearch(bench, clips=False)
-    for most, wanted in ((4 * ROUNDS, set()), (ROUNDS, {ROUNDS // 2, ROUNDS // 4})):
-        asked.clear()
-        found = _candidates(FACTS, Goal(3.0), Limits(most, 2, 6), Preset())
-        looks.shorter(Choice(found[0], (StepSizeTrial(1.0, (0.5,)),)), found[1:3])
-        assert set(asked) == wanted
 
 
 def test_one_may_ask_for_the_step_size_of_very_many_rounds(monkeypatch):

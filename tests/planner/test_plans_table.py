@@ -3,7 +3,6 @@ where the page says."""
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import json
 import re
@@ -13,9 +12,6 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-
-from dpscaffold.planning.trial import Bench, StepSizeTrial
-from dpscaffold.setting import Setting
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -102,48 +98,3 @@ def test_plans_of_another_machine_are_read_from_one_file_and_newer_ones_replace_
     folder.mkdir()
     (folder / "trained.json").write_text(json.dumps(asdict(newer)), encoding="utf-8")
     assert plans.finished(tmp_path) == [two, newer]
-
-
-@pytest.fixture
-def stored(plans):
-    """A plan that was made without a last look."""
-    values = ("scaffold-balanced", 400, 1, 0.5, 2.0, 3.3, (0.9, 0.91, 0.92), 10.0, "NVIDIA H200")
-    return plans.Trained("MNIST, HOG, γ = 0 %", 1.0, *values)
-
-
-@pytest.mark.parametrize("rate", [2.0, 3.5])
-def test_only_a_plan_that_the_last_look_changes_is_trained_again(
-    plans, stored, monkeypatch, tmp_path, rate
-):
-    """On a bench instead of training: the given η₀ is the best."""
-    runs = []
-
-    def scored(self: Bench, asked: list[tuple[Setting, float]]) -> list[StepSizeTrial]:
-        scores = {eta: (0.8 - 0.1 * abs(eta - rate),) * 4 for _, eta in asked}
-        return [
-            StepSizeTrial(eta, scores[eta], 0, tuple((t, scores[eta]) for t in self.tails))
-            for _, eta in asked
-        ]
-
-    def trained(settings, seeds, device, title):
-        runs.append(settings)
-        return [0.5] * seeds
-
-    monkeypatch.setattr(Bench, "run", scored)
-    monkeypatch.setattr(plans, "trained", trained)
-    arguments = argparse.Namespace(out=tmp_path, device="cpu", seeds=3)
-    for _ in range(2):  # what had its last look has no other
-        plans.last_look(stored, arguments)
-    [found] = plans.finished(tmp_path)
-    assert (found.learning_rate, found.last_look) == (rate, "CPU")
-    if rate == stored.learning_rate:
-        assert runs == []
-        assert (found.accuracies, found.device) == (stored.accuracies, stored.device)
-    else:
-        [settings] = runs
-        assert (settings.algorithm.name, settings.plan.rate) == ("scaffold-balanced", rate)
-        assert (settings.privacy.clip, settings.privacy.epsilon) == (0.5, 1.0)
-        assert (found.accuracies, found.device) == ((0.5,) * 3, "CPU")
-    said = plans._later([found, stored])
-    assert said.startswith("1 of these plans") and f"It changed {len(runs)}, " in said
-    assert plans._later([stored]) == ""

@@ -41,8 +41,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def scored(self: Bench, asked: list[tuple[Setting, float]]) -> list[StepSizeTrial]:
         scores = tuple((0.5, 0.7)[seed] for _ in range(2) for seed in self.seeds)
-        tails = tuple((share, scores) for share in self.tails)
-        return [StepSizeTrial(rate, scores, 0, tails) for _, rate in asked]
+        return [StepSizeTrial(rate, scores) for _, rate in asked]
 
     monkeypatch.setattr(Bench, "run", scored)
 

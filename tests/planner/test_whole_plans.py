@@ -26,13 +26,10 @@ from dpscaffold.planning.shape import Fidelity, Shape
 from dpscaffold.planning.stages import (
     CLOSE_LOOK,
     QUICK_LOOK,
-    TAILS,
     PlanSearch,
-    best_pair,
-    clearly_best,
+    best_of,
     preferred,
 )
-from dpscaffold.planning.surrogate import SurrogateAssumptions
 from dpscaffold.planning.trial import Bench, Choice, StepSizeTrial, best_trial, within_error
 from dpscaffold.report.planning import plan_lines
 from dpscaffold.setting import Secure, Setting
@@ -63,7 +60,7 @@ def by_noise(monkeypatch: pytest.MonkeyPatch) -> None:
             noise = 0.0 if one.privacy is None else one.privacy.noise
             score = 1 / (1 + 0.1 * noise) - 0.1 * (rate not in (0.3, 1.0))
             scores = (score,) * (2 * len(self.seeds))
-            found.append(StepSizeTrial(rate, scores, 0, tuple((t, scores) for t in self.tails)))
+            found.append(StepSizeTrial(rate, scores))
         return found
 
     monkeypatch.setattr(Bench, "run", scored)
@@ -80,8 +77,6 @@ def test_ties_go_to_the_algorithm_for_users_who_differ():
     assert preferred([tried((0.72, 0.795), False), ours]) is ours  # 0.75 more, give or take 1.25
     better = tried((0.72, 0.82), False)
     assert preferred([better, ours]) is better
-    assert clearly_best(ours, [tried((0.704, 0.804), True)]) is ours
-    assert clearly_best(ours, [better]) is better
 
 
 scores = st.lists(st.floats(0, 1), min_size=4, max_size=4)
@@ -97,97 +92,46 @@ def test_the_step_size_is_the_smallest_within_one_standard_error(all_scores, own
         assert one.rate >= chosen.rate if near else one is not chosen or one is best
 
 
-def test_one_training_scores_every_share_of_the_rounds():
-    """The averages that are gathered on the way are those that a plan with that share gives."""
-    run = setting(local_steps=2)
-    run = replace(run, plan=replace(run.plan, rounds=8, averaging="tail", tail=0.5))
-    guess = SurrogateAssumptions()
-    bench = Bench(guess, torch.device("cpu"), silence, (0,), tails=(0.5, 0.25))
-    [found] = bench.run([(run, 0.3)])
-    assert dict(found.by_tail)[0.5] == pytest.approx(found.scores, abs=1e-9)
-    quarter = replace(run, plan=replace(run.plan, tail=0.25))
-    [other] = Bench(guess, torch.device("cpu"), silence, (0,)).run([(quarter, 0.3)])
-    assert dict(found.by_tail)[0.25] == pytest.approx(other.scores, abs=1e-9)
-    assert other.scores != found.scores
-    assert found.averaging(0.25).scores == dict(found.by_tail)[0.25]
-
-
-def looked(rate: float, half: float, **tails: float) -> StepSizeTrial:
-    """A trial with the same scores on two surrogates, by averaged share."""
-    by_tail = tuple((float(share[1:].replace("_", ".")), (s, s)) for share, s in tails.items())
-    return StepSizeTrial(rate, (half, half), 0, by_tail)
-
-
-def test_the_last_look_moves_the_step_size_and_the_averaged_share_together():
-    """The smaller step is better, and better still with a short average, though the chosen step
-    was best with the long one. The setting says what the choice says."""
-    chosen = Choice(setting(), (looked(0.03, 0.67, t0_25=0.66, t0_125=0.65),), cautious=True)
-    finer = [looked(0.017, 0.68, t0_25=0.685, t0_125=0.69), looked(0.052, 0.6, t0_125=0.55)]
-    found = best_pair(chosen, finer)
-    assert (found.rate, found.score, found.setting.plan.tail) == (0.017, 0.69, 0.125)
-    assert found.setting.plan.learning_rate == 0.017
-    assert [one.score for one in found.trials] == [0.69, 0.65, 0.55]  # all of the chosen share
+def looked(rate: float, score: float) -> StepSizeTrial:
+    """A trial with the same score on two surrogates."""
+    return StepSizeTrial(rate, (score, score))
 
 
 @pytest.mark.parametrize("more", [0.0, 0.0009, 0.002])
 def test_the_last_look_stays_where_scores_are_equal(more):
     """A tenth of a point is no difference. More is: the step may also become larger, for which the
     one-standard-error rule is not asked again."""
-    chosen = Choice(setting(), (looked(1.0, 0.7, t0_25=0.7),), cautious=True)
-    found = best_pair(chosen, [looked(0.58, 0.7, t0_25=0.7 + more / 2), looked(1.7, 0.7 + more)])
-    assert found.rate == (1.7 if more > 0.001 else 1.0)
-    assert found.setting.plan.tail == chosen.setting.plan.tail
+    chosen = Choice(setting(), (looked(1.0, 0.7),), cautious=True)
+    found = best_of(chosen, [looked(0.58, 0.7 - more), looked(1.7, 0.7 + more)])
+    assert found.rate == found.setting.plan.learning_rate == (1.7 if more > 0.001 else 1.0)
+    assert [one.rate for one in found.trials] == [0.58, 1.0, 1.7]
 
 
-@pytest.mark.parametrize("tails", [(), TAILS])
-def test_a_plan_is_refined_between_the_step_sizes_of_the_close_look(monkeypatch, tails):
+def test_a_plan_is_refined_between_the_step_sizes_of_the_close_look(monkeypatch):
     """The best η₀, 0.52, lies between those that are a factor of three apart."""
-    shares = set()
 
     def scored(self: Bench, asked: list[tuple[Setting, float]]) -> list[StepSizeTrial]:
-        shares.update(self.tails)
-        scores = {rate: (0.8 - 0.2 * abs(math.log(rate / 0.52)),) * 2 for _, rate in asked}
         return [
-            StepSizeTrial(rate, scores[rate], 0, tuple((t, scores[rate]) for t in self.tails))
-            for _, rate in asked
+            StepSizeTrial(rate, (0.8 - 0.2 * abs(math.log(rate / 0.52)),) * 2) for _, rate in asked
         ]
 
     monkeypatch.setattr(Bench, "run", scored)
-    preset = Preset(clip=1.0, tail=None if tails else 0.5)
-    found = recommend(FACTS, Goal(2.0), Limits(8, 2), preset)
+    found = recommend(FACTS, Goal(2.0), Limits(8, 2))
     assert found.choice.rate == found.setting.plan.learning_rate == 0.52
-    assert found.setting.plan.tail == 0.5
-    assert shares == set(tails)  # a share that is settled is not tried
-
-
-def test_still_fewer_rounds_are_tried_only_where_fewer_lose_nothing(monkeypatch):
-    settings = [replace(setting(), plan=replace(setting().plan, rounds=t)) for t in (80, 40, 20)]
-    value, seen = {40: 0.7, 20: 0.7}, list[int]()
-
-    def scored(self: Bench, asked: list[tuple[Setting, float]]) -> list[StepSizeTrial]:
-        seen.extend(one.plan.rounds for one, _ in asked)
-        return [StepSizeTrial(rate, (value[one.plan.rounds],) * 2) for one, rate in asked]
-
-    monkeypatch.setattr(Bench, "run", scored)
-    looks = PlanSearch(Bench(FACTS.guess, torch.device("cpu"), silence), clips=True)
-    best = Choice(settings[0], (StepSizeTrial(1.0, (0.7, 0.7)),), cautious=True)
-    assert len(looks.shorter(best, settings[1:])) == 2 and set(seen) == {40, 20}
-    seen.clear()
-    value[40] = 0.699  # not by as much as surrogates can tell, but still fewer would not gain
-    assert len(looks.shorter(best, settings[1:])) == 1 and set(seen) == {40}
 
 
 def test_the_local_steps_that_are_compared():
-    """One step, ten and as many as are allowed; without controls one, unless it is asked for."""
+    """One step, and ten or as many as are allowed; without controls one, unless it is asked
+    for."""
 
     def kinds(preset: Preset, most: int) -> set[tuple[str, int]]:
         found = _candidates(FACTS, Goal(2.0), Limits(8, most), preset)
         return {(one.algorithm.name, one.plan.local_steps) for one in found}
 
     balanced, plain = scaffold_balanced().name, fedavg().name
-    assert kinds(Preset(), 50) == {(balanced, 10), (balanced, 1), (balanced, 50), (plain, 1)}
+    assert kinds(Preset(), 50) == {(balanced, 10), (balanced, 1), (plain, 1)}
     assert kinds(Preset(), 1) == {(balanced, 1), (plain, 1)}
-    assert kinds(Preset(algorithm=fedavg()), 20) == {(plain, 10), (plain, 1), (plain, 20)}
+    assert kinds(Preset(algorithm=fedavg()), 20) == {(plain, 10), (plain, 1)}
     secure = _candidates(FACTS, Goal(2.0), Limits(8, 5), Preset(available=Secure()))
     assert {one.secure is not None for one in secure} == {True, False}
     assert all(one.plan.local_steps == 1 for one in secure if one.secure is not None)
@@ -304,7 +248,7 @@ def test_nothing_is_looked_at_closely_that_a_quick_look_rules_out(monkeypatch):
 
     monkeypatch.setattr(Bench, "run", scored)
     bench = Bench(FACTS.guess, torch.device("cpu"), silence)
-    PlanSearch(bench, clips=True).compared([setting(True), setting(False)], ())
+    PlanSearch(bench).compared([setting(True), setting(False)])
     assert {name for name, fidelity in looked if fidelity == CLOSE_LOOK} == {
         scaffold_balanced().name
     }

@@ -174,15 +174,6 @@ def most(name: str, value: int, bound: int) -> int:
     return value
 
 
-def rounds_tried(limit: int, warm: int = 0) -> list[int]:
-    """T, T/2 and T/4 of the most rounds, those in which a warm start leaves one to train in.
-
-    >>> rounds_tried(400), rounds_tried(3), rounds_tried(40, warm=20)
-    ([400, 200, 100], [3, 1], [40])
-    """
-    return sorted({T for part in (1, 2, 4) if (T := max(1, limit // part)) > warm}, reverse=True)
-
-
 def least_batch_ratio(sizes: Sequence[int], asked: float | None) -> float:
     """s: the one asked for, or 0.2, and more where a user's batch would else be below four records
     or all that it has; a batch below one record is refused."""

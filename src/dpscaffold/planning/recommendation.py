@@ -2,15 +2,15 @@
 
 For a given ε and T the noise of a round's mean hardly depends on K, s and l (σ_g grows as
 s√(K·l·T), and the mean divides by b√(mK)). So l is the most that one can afford, K at most ten
-steps, and s a fifth of the records; T, the algorithm, C and η₀ are tried. The mean is weighted by
-records, so that a user with few of them, whose noise is the loudest, is heard the least.
+steps, s a fifth of the records, T all the rounds that one can afford, and C is 1; the algorithm and
+η₀ are tried. The mean is weighted by records, so that a user with few of them, whose noise is the
+loudest, is heard the least.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
 from typing import Any, Literal
 
 import torch
@@ -19,10 +19,10 @@ from dpscaffold.algorithms import ALGORITHMS, Algorithm, Cohort, Known, Server
 from dpscaffold.algorithms.registry import RIVALS
 from dpscaffold.checks import choice, least_ratio
 from dpscaffold.errors import BadInput
-from dpscaffold.planning.facts import Facts, Limits, least_batch_ratio, rounds_tried
+from dpscaffold.planning.facts import Facts, Limits, least_batch_ratio
 from dpscaffold.planning.nearest import unmet
 from dpscaffold.planning.shape import Shape
-from dpscaffold.planning.stages import CLOSE_LOOK, TAILS, PlanSearch, clearly_best, preferred
+from dpscaffold.planning.stages import CLOSE_LOOK, PlanSearch, preferred
 from dpscaffold.planning.trial import Bench, Choice
 from dpscaffold.privacy import PrivacyError
 from dpscaffold.privacy.describe import Delta
@@ -197,61 +197,20 @@ def recommend(
     """
     limits, preset = limits or Limits(), preset or Preset()
     settings = _candidates(facts, goal, limits, preset)
-    looks = PlanSearch(Bench(facts.guess, torch.device(device), tell), preset.clip is None)
-    best, *left = _found(settings, looks, TAILS if preset.tail is None else ())
-    plain = looks.without_privacy(best)
-    public = max(plain.score, best.score)
-    return Recommendation(facts, goal, best.setting, best, tuple(left), public, preset)
-
-
-def _found(
-    settings: Sequence[Setting], looks: PlanSearch, tails: tuple[float, ...]
-) -> list[Choice]:
-    """The best candidate, and then all others that were tried."""
-    longest = _longest(settings)
-    usual = [one for one in longest if one.plan.local_steps <= STEPS]
-    tried = looks.compared(usual or longest, tails)
-    best = preferred(tried)
-    more = [one for one in longest if _has_more_steps(one, best.setting)]
-    fewer = [one for one in settings if _is_shorter(one, best.setting)]
-    others = [*looks.more_steps(best, more), *looks.shorter(best, fewer)]
-    best = clearly_best(best, others)
-    left = [one for one in (*tried, *others) if one is not best]
-    return [looks.refined(best, tails), *left]
-
-
-def _kind(setting: Setting) -> tuple[object, ...]:
-    """What candidates of different T have in common."""
-    return setting.algorithm.name, setting.plan.local_steps, setting.secure
-
-
-def _longest(settings: Sequence[Setting]) -> list[Setting]:
-    """Every kind of candidate with the most rounds in which it can keep ε."""
-    found: dict[tuple[object, ...], Setting] = {}
-    for one in settings:
-        known = found.get(_kind(one))
-        if known is None or one.plan.rounds > known.plan.rounds:
-            found[_kind(one)] = one
-    return list(found.values())
-
-
-def _is_shorter(one: Setting, best: Setting) -> bool:
-    """Whether two candidates differ in their rounds alone, and the first has fewer."""
-    return _kind(one) == _kind(best) and one.plan.rounds < best.plan.rounds
-
-
-def _has_more_steps(one: Setting, best: Setting) -> bool:
-    """Whether the first is the best with more than the usual local steps, and the best has the
-    usual."""
-    same = one.algorithm.name == best.algorithm.name and one.secure == best.secure
-    return same and one.plan.local_steps > STEPS == best.plan.local_steps
+    looks = PlanSearch(Bench(facts.guess, torch.device(device), tell))
+    tried = looks.compared(settings)
+    chosen = preferred(tried)
+    left = tuple(one for one in tried if one is not chosen)
+    best = looks.refined(chosen)
+    public = max(looks.without_privacy(best).score, best.score)
+    return Recommendation(facts, goal, best.setting, best, left, public, preset)
 
 
 def _local_steps(algorithm: Algorithm, most: int, ratio: float) -> list[int]:
-    """K to try: at most ten steps, one step, and as many as are allowed. An algorithm that takes
-    one pass over the data has the K of batches of ``ratio``."""
+    """K to try: at most ten steps, and one step. An algorithm that takes one pass over the data has
+    the K of batches of ``ratio``."""
     if not algorithm.full_pass:
-        return list(dict.fromkeys([min(most, STEPS), 1, most]))
+        return list(dict.fromkeys([min(most, STEPS), 1]))
     steps = round(1 / ratio)
     if steps > most:
         raise BadInput(
@@ -278,8 +237,8 @@ def _warm_rounds(algorithm: Algorithm, plan: Plan, share: float) -> int:
 
 
 def _candidates(facts: Facts, goal: Goal, limits: Limits, preset: Preset) -> list[Setting]:
-    """Every algorithm and K with T, T/2 and T/4 of the rounds that one can afford; with secure sums
-    too where they are available."""
+    """Every algorithm and K with all the rounds that one can afford; with secure sums too where
+    they are available."""
     share = limits.share(facts.users)
     found = [
         setting
@@ -308,8 +267,9 @@ def _of_algorithm(
     steps = _local_steps(algorithm, most, ratio)
     if preset.algorithm is None and not algorithm.memory:
         steps = [1]  # with more steps its users drift apart: the rival corrects for that
-    rounds = rounds_tried(limits.rounds, _warm_rounds(algorithm, preset.plan or Plan(), share))
-    plans = [_plan(goal, preset, share, ratio, K, T) for K, T in product(steps, rounds)]
+    if limits.rounds <= _warm_rounds(algorithm, preset.plan or Plan(), share):
+        return []
+    plans = [_plan(goal, preset, share, ratio, K, limits.rounds) for K in steps]
     try:
         return [_setting(facts, goal, preset, algorithm, plan, secure) for plan in plans]
     except BadInput as error:

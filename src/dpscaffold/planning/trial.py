@@ -6,10 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
-from typing import Any
 
 import torch
-from torch import Tensor
 
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
@@ -22,8 +20,7 @@ from dpscaffold.planning.surrogate import (
     kinds,
 )
 from dpscaffold.setting import Setting
-from dpscaffold.tasks.metrics import METRICS
-from dpscaffold.training.events import Event, Listener, RoundDone, StackBegun, silence
+from dpscaffold.training.events import Listener, StackBegun, silence
 from dpscaffold.training.stack import Outcome, Schedule, split, train_stack
 
 #: η₀ that are tried first, a factor of about three apart; more follow where the best is at an end.
@@ -59,8 +56,6 @@ class StepSizeTrial:
     rate: float
     scores: tuple[float, ...]
     own_models: int = 0
-    #: The same for averages over other shares of the rounds than the plan's.
-    by_tail: tuple[tuple[float, tuple[float, ...]], ...] = ()
 
     def error(self, other: StepSizeTrial) -> float:
         """The standard error of the difference of two mean scores, from the differences on each
@@ -79,10 +74,6 @@ class StepSizeTrial:
         mean = math.fsum(w * d for w, d in zip(weights, apart, strict=True))
         squares = (w**2 * (d - mean) ** 2 for w, d in zip(weights, apart, strict=True))
         return math.sqrt(math.fsum(squares) * count / (count - 1))
-
-    def averaging(self, tail: float) -> StepSizeTrial:
-        """The trial as it is scored where the last ``tail`` of the rounds is averaged."""
-        return replace(self, scores=dict(self.by_tail)[tail])
 
     @property
     def score(self) -> float:
@@ -298,8 +289,6 @@ class Bench:
     tell: Listener
     seeds: tuple[int, ...] = SEEDS
     fidelity: Fidelity = field(default_factory=Fidelity)
-    #: Shares of the rounds to average besides the plan's.
-    tails: tuple[float, ...] = ()
     title: str = "planning"
     stand_ins: dict[tuple[object, ...], Federation] = field(default_factory=dict)
 
@@ -313,19 +302,11 @@ class Bench:
         """One trial for each (setting, η₀)."""
         runs, data, owner = self._runs(asked)
         scores: list[list[float]] = [[] for _ in asked]
-        others: list[dict[float, list[float]]] = [{one: [] for one in self.tails} for _ in asked]
         found = self._train(runs, data)
-        for k, (outcome, averages), federation in zip(owner, found, data, strict=True):
+        for k, outcome, federation in zip(owner, found, data, strict=True):
             scores[k].append(_score(outcome, federation))
-            for share, model in averages.items():
-                others[k][share].append(_score_of(outcome, federation, model))
         return [
-            StepSizeTrial(
-                rate,
-                tuple(scores[k]),
-                self._own_models(one),
-                tuple((share, tuple(values)) for share, values in others[k].items()),
-            )
+            StepSizeTrial(rate, tuple(scores[k]), self._own_models(one))
             for k, (one, rate) in enumerate(asked)
         ]
 
@@ -364,27 +345,23 @@ class Bench:
             )
         return self.stand_ins[key]
 
-    def _train(
-        self, runs: list[Setting], data: list[Federation]
-    ) -> list[tuple[Outcome, dict[float, Tensor]]]:
-        """What became of every run, and its averages over other shares of the rounds."""
-        outcomes: dict[int, tuple[Outcome, dict[float, Tensor]]] = {}
+    def _train(self, runs: list[Setting], data: list[Federation]) -> list[Outcome]:
+        """What became of every run."""
+        outcomes: dict[int, Outcome] = {}
         kind, most = self.device.type, max((run.task.parameters for run in runs), default=1)
         stacks = split(runs, self.device, rows=max(1, min(ROWS[kind], HELD[kind] // most)))
         for number, stack in enumerate(stacks, 1):
             first = runs[stack[0]].plan
             work = float(sum(runs[k].cohort_size for k in stack)) * first.rounds
             self.tell(StackBegun(self.title, number, len(stacks), first.rounds, work))
-            averages = TailAverages(runs[stack[0]], self.tails, self.tell)
             found = train_stack(
                 [runs[k] for k in stack],
                 [data[k] for k in stack],
                 Schedule(),
                 self.device,
-                averages,
+                self.tell,
             )
-            made = [(outcome, averages.of(place)) for place, outcome in enumerate(found)]
-            outcomes |= zip(stack, made, strict=True)
+            outcomes |= zip(stack, found, strict=True)
         return [outcomes[k] for k in range(len(runs))]
 
 
@@ -393,47 +370,6 @@ def _choice(setting: Setting, trials: dict[float, StepSizeTrial]) -> Choice:
     choice = Choice(setting, ordered)
     plan = replace(setting.plan, learning_rate=choice.rate)
     return replace(choice, setting=replace(setting, plan=plan))
-
-
-class TailAverages:
-    """Averages of the iterates over several shares of the last rounds, gathered while a stack runs:
-    one training scores them all."""
-
-    def __init__(self, setting: Setting, shares: Sequence[float], tell: Listener) -> None:
-        self.tell = tell
-        self.plans = {
-            share: replace(setting.plan, averaging="tail", tail=share) for share in shares
-        }
-        self.warm = setting.warm_rounds
-        self.sums: dict[float, tuple[int, Any]] = {}
-
-    def __call__(self, event: Event) -> None:
-        """Add the iterates of a round to the averages that it belongs to."""
-        if isinstance(event, RoundDone):
-            if event.round == 1:  # a stack that is begun again
-                self.sums = {}
-            due = [s for s, plan in self.plans.items() if plan.averages(event.round, self.warm)]
-            models = torch.stack(list(event.params)).double() if due else None
-            for share in due:
-                count, total = self.sums.get(share, (0, 0))
-                self.sums[share] = count + 1, total + models
-        self.tell(event)
-
-    def of(self, place: int) -> dict[float, Tensor]:
-        """The averages of one run of the stack, by share."""
-        return {s: (sums[place] / count).float().cpu() for s, (count, sums) in self.sums.items()}
-
-
-def _score_of(outcome: Outcome, federation: Federation, model: Tensor) -> float:
-    """The same of another model of that run."""
-    if outcome.diverged is not None:
-        return 0.0
-    task, target = outcome.setting.task, federation.target
-    name = "accuracy" if target.kind == "class" else "rmse"
-    with torch.no_grad():
-        scores = task.scores(model, task.prepare(federation.test.features))
-    value = METRICS[name].of(target.answers(scores), target.restored(federation.test.labels))
-    return _score(replace(outcome, average={f"test_{name}": value}), federation)
 
 
 def _score(outcome: Outcome, federation: Federation) -> float:

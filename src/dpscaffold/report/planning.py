@@ -174,8 +174,6 @@ def as_json(found: Recommendation) -> dict[str, Any]:
                 "rounds": one.setting.plan.rounds,
                 "local_steps": one.setting.plan.local_steps,
                 "secure": one.setting.secure is not None,
-                "tail": one.setting.plan.tail,
-                "clip": one.setting.privacy.clip if one.setting.privacy else None,
                 "learning_rate": one.rate,
                 "score": one.score,
             }
