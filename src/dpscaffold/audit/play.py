@@ -75,7 +75,6 @@ class Finding:
     curve_beaten: bool
     not_finite: int
     seconds: float
-    points: tuple[tuple[float, float], ...]
     colluders: int = 0
     masks: MaskCheck | None = None
 
@@ -212,7 +211,7 @@ class _Stage:
         """The best of some proofs, each with the names of its statistics. The last is about the
         games ``played``."""
         best, names = max(proofs, key=lambda pair: pair[0].epsilon)
-        claim, last = self.claim, proofs[-1][0].statistic
+        claim = self.claim
         return Finding(
             claim.view,
             claim.bound,
@@ -227,7 +226,6 @@ class _Stage:
             any(proof.curve_beaten for proof, _ in proofs),
             not_finite,
             round(time.monotonic() - self.started, 2),
-            _points(played[0][last], played[1][last]),
             claim.colluders,
             masks,
         )
@@ -304,12 +302,3 @@ def _not_finite(inside: Array, outside: Array) -> int:
     """How many uploads were not finite, in all games."""
     place = STATISTICS.index(NOT_FINITE)
     return int(inside[place].sum() + outside[place].sum())
-
-
-def _points(inside: Array, outside: Array) -> tuple[tuple[float, float], ...]:
-    """(false-positive rate, true-positive rate) as counted, along the best statistic."""
-    sign = 1.0 if inside.mean() >= outside.mean() else -1.0
-    thresholds = np.quantile(sign * outside, 1 - np.geomspace(1e-3, 1.0, 40))
-    return tuple(
-        (float((sign * outside > t).mean()), float((sign * inside > t).mean())) for t in thresholds
-    )

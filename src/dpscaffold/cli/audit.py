@@ -52,9 +52,6 @@ def audit_command(
     seed: Annotated[
         int | None, typer.Option(help="Seed of the games. Default: a random seed.")
     ] = None,
-    figure: Annotated[
-        Path | None, typer.Option(help="Write a figure of the result to this file.")
-    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Try to disprove the claimed ε by experiment; exit status 4 if it is disproved."""
@@ -62,12 +59,11 @@ def audit_command(
     from dpscaffold.audit.onerun import OneRun, OneRunRequest, play_one_run
     from dpscaffold.audit.play import SHARES, AuditLimits, audit
     from dpscaffold.audit.subject import read_case
-    from dpscaffold.report.audit_figure import plot_audit
     from dpscaffold.training.progress import duration
 
     limits = AuditLimits(trials, minutes, confidence, seed)
     views = _views(view, tuple(SHARES))
-    _check_options(one_run, out, figure)
+    _check_options(one_run, out)
     case = read_case(source, set_ or [])
     _check_views(view, case, one_run)
     asked = None
@@ -88,17 +84,15 @@ def audit_command(
         return play_one_run(asked, share, max(1.0, seconds))
 
     report = audit(case, limits, views, watch, single if asked else None)
-    if figure is not None:
-        plot_audit(report, case, figure)
     if as_json:
         typer.echo(json.dumps(report.to_json(), indent=2, allow_nan=False))
     else:
-        _show(report, confidence, figure)
+        _show(report, confidence)
     if report.beaten:
         raise typer.Exit(BEATEN)
 
 
-def _check_options(one_run: int | None, out: Path | None, figure: Path | None) -> None:
+def _check_options(one_run: int | None, out: Path | None) -> None:
     if one_run is not None:
         whole("--one-run", one_run, 10)
     if (one_run is None) != (out is None):
@@ -106,22 +100,16 @@ def _check_options(one_run: int | None, out: Path | None, figure: Path | None) -
             "missing-argument",
             _WITHOUT_A_FOLDER if out is None else f"--out is {out}, {_WITHOUT_A_RUN}",
         )
-    if figure is not None and (not figure.parent.is_dir() or figure.suffix not in _ENDINGS):
-        raise BadInput(
-            "wrong-file-type", f"--figure is {figure}; give a writable .png, .svg or .pdf"
-        )
 
 
-def _show(report: Report, confidence: float, figure: Path | None) -> None:
-    from dpscaffold.report.audit_figure import audit_rows, audit_sentences
+def _show(report: Report, confidence: float) -> None:
+    from dpscaffold.report.audit import audit_rows, audit_sentences
 
     head = ("view", "proved ε", "claimed ε", "ratio", "games", "by")
     console = Console(highlight=False)
     console.print(legible(head, list(audit_rows(report)), console.width))
     for sentence in audit_sentences(report, confidence):
         console.print(sentence)
-    if figure is not None:
-        console.print(f"figure: {figure}")
 
 
 def quarter_done(printed: dict[str, int], name: str, games: int, wanted: int) -> bool:
@@ -137,7 +125,6 @@ def quarter_done(printed: dict[str, int], name: str, games: int, wanted: int) ->
     return news
 
 
-_ENDINGS = (".png", ".svg", ".pdf")
 _WITHOUT_A_FOLDER = (
     "--one-run trains on the real records, which spends some of their privacy, so its ledger must "
     "be kept; name a folder for it with --out"

@@ -1,47 +1,14 @@
-"""An audit as a figure and in words: what was proved next to what is claimed."""
+"""An audit in words: what was proved next to what is claimed."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import numpy as np
-
 from dpscaffold.audit.play import Finding, Report
 from dpscaffold.audit.secure import MaskCheck
-from dpscaffold.audit.subject import AuditedRun
-from dpscaffold.errors import BadInput
 from dpscaffold.privacy.showing import round_up
-from dpscaffold.report.drawing import new_figure, save_figure
-
-
-def plot_audit(report: Report, case: AuditedRun, path: Path | str) -> None:
-    """Proved and claimed ε by view on the left; the counted tests against the claimed trade-off
-    curve of the server's view on the right, where none may lie above the line."""
-    if not report.findings:
-        raise BadInput("nothing-to-draw", "no game was played, so there is nothing to draw")
-    figure = new_figure(7.6, 3.4)
-    left, right = figure.subplots(1, 2)
-    names = [adversary(finding) for finding in report.findings]
-    places = np.arange(len(names))
-    left.bar(places - 0.2, [f.claimed for f in report.findings], 0.4, label="claimed", color="0.75")
-    left.bar(places + 0.2, [f.proved for f in report.findings], 0.4, label="proved", color="C0")
-    left.set_xticks(places, names)
-    left.set_ylabel(f"ε at δ = {report.findings[0].delta:.2g}")
-    left.legend(frameon=False)
-    rates = np.geomspace(1e-3, 1.0, 200)
-    for k, finding in enumerate(report.findings):
-        curve = case.claims[finding.view].curve
-        right.plot(rates, curve.power(rates), color=f"C{k}", label=f"claimed, {names[k]}")
-        right.plot(*zip(*finding.points, strict=True), ".", color=f"C{k}", markersize=4)
-    right.plot(rates, rates, color="0.6", linewidth=1, label="a coin")
-    right.set(xscale="log", yscale="log", xlim=(1e-3, 1), ylim=(1e-3, 1.1))
-    right.set(xlabel="false-positive rate", ylabel="true-positive rate")
-    right.legend(frameon=False, fontsize="small")
-    save_figure(figure, path)
 
 
 def adversary(finding: Finding) -> str:
-    """Who played, for a table or a figure."""
+    """Who played, for a table."""
     k = finding.colluders
     if finding.view == "alone":
         return "server with all other sites"
