@@ -15,7 +15,7 @@ from dpscaffold.audit.game import NOT_FINITE, STATISTICS, Played, server_games
 from dpscaffold.audit.limits import Proof, prove, weighted
 from dpscaffold.audit.onerun import OneRun
 from dpscaffold.audit.probes import PROBED, probe_games
-from dpscaffold.audit.secure import OF_SECURE_SUMS, MaskCheck, Nibbles, SumAttack
+from dpscaffold.audit.secure import OF_SECURE_SUMS, SumAttack
 from dpscaffold.audit.subject import AuditedRun, AuditSubject, Claim
 from dpscaffold.audit.sums import OF_SUMS, statistics, sum_games
 from dpscaffold.checks import number, whole
@@ -76,7 +76,7 @@ class Finding:
     not_finite: int
     seconds: float
     colluders: int = 0
-    masks: MaskCheck | None = None
+    secure: bool = False
 
     @property
     def ratio(self) -> float:
@@ -86,10 +86,8 @@ class Finding:
     @property
     def beaten(self) -> bool:
         """Whether the claim is refuted, by ε at δ or by its trade-off curve. Uploads that are not
-        finite refute it too, since every claim rests on clipping that holds for all floats; so do
-        masked uploads that are not uniform, since then the server sees more than sums."""
-        refuted = self.proved > self.claimed or self.curve_beaten or self.not_finite > 0
-        return refuted or (self.masks is not None and self.masks.refuted)
+        finite refute it too, since every claim rests on clipping that holds for all floats."""
+        return self.proved > self.claimed or self.curve_beaten or self.not_finite > 0
 
 
 @dataclass(frozen=True)
@@ -122,8 +120,6 @@ class Report:
         said = asdict(self)
         for row, finding in zip(said["findings"], self.findings, strict=True):
             row |= {"ratio": finding.ratio, "beaten": finding.beaten}
-            if finding.masks is not None:
-                row["masks"]["refuted"] = finding.masks.refuted
         if self.one_run:
             said["one_run"] |= {"ratio": self.one_run.ratio, "beaten": self.one_run.beaten}
         return said | {"beaten": self.beaten}
@@ -206,7 +202,6 @@ class _Stage:
         proofs: Sequence[tuple[Proof, tuple[str, ...]]],
         played: Played,
         not_finite: int = 0,
-        masks: MaskCheck | None = None,
     ) -> Finding:
         """The best of some proofs, each with the names of its statistics. The last is about the
         games ``played``."""
@@ -227,7 +222,7 @@ class _Stage:
             not_finite,
             round(time.monotonic() - self.started, 2),
             claim.colluders,
-            masks,
+            self.subject.run.secure is not None,
         )
 
 
@@ -272,11 +267,8 @@ def _through_secure_sums(stage: _Stage, least: int, rng: np.random.Generator) ->
     """A server that sees sums of integers, with k sites or with all others."""
     subject, hidden = stage.subject, stage.claim.view == "server"
     attack = SumAttack(stage.claim.colluders, least if hidden else subject.run.cohort_size)
-    nibbles, sure = Nibbles(), 1 - (1 - stage.confidence) / (2 if hidden else 1)
-    played = stage.play(attack.members, lambda games: attack.games(subject, games, rng, nibbles))
-    proof = stage.prove(*played, sure)
-    masks = nibbles.check(1 - sure) if hidden else None
-    return stage.finding([(proof, OF_SECURE_SUMS)], played, masks=masks)
+    played = stage.play(attack.members, lambda games: attack.games(subject, games, rng))
+    return stage.finding([(stage.prove(*played, stage.confidence), OF_SECURE_SUMS)], played)
 
 
 def told_apart(inside: Array, outside: Array) -> Played:

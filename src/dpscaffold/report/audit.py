@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dpscaffold.audit.play import Finding, Report
-from dpscaffold.audit.secure import MaskCheck
 from dpscaffold.privacy.showing import round_up
 
 
@@ -12,7 +11,7 @@ def adversary(finding: Finding) -> str:
     k = finding.colluders
     if finding.view == "alone":
         return "server with all other sites"
-    if finding.view == "server" and finding.masks is not None:
+    if finding.view == "server" and finding.secure:
         return f"server with {k} site" + ("" if k == 1 else "s") if k else "server with no site"
     return finding.view.replace("_", " ")
 
@@ -77,20 +76,6 @@ def audit_sentences(report: Report, confidence: float) -> list[str]:
         said.append(f"One record moves a clipped sum {length}: the clip does not hold.")
     if any(f.not_finite for f in report.findings):
         said.append("Some uploads were not finite: the clip does not hold for every float.")
-    said += [_mask_sentence(f.masks) for f in report.findings if f.masks is not None]
     if report.beaten:
         said.append("THE CLAIM IS BEATEN: the stated epsilon is too small.")
     return said
-
-
-def _mask_sentence(masks: MaskCheck) -> str:
-    """What the tests of the masked uploads say."""
-    if masks.refuted:
-        return (
-            f"The masks do not hide single uploads: the {masks.least_uniform} is not uniform "
-            f"(p = {masks.p_value:.1e})."
-        )
-    return (
-        f"Without the keys of two honest sites, single uploads look uniform: p = "
-        f"{masks.p_value:.2g} for {masks.words:,} numbers, refuted below {masks.tail:.2g}."
-    )

@@ -8,7 +8,7 @@ that the site was given.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -128,22 +128,13 @@ class KeyRing:
         return announce(self.session, self.name, self.key, signer)
 
     def mask(
-        self,
-        attempt: Attempt,
-        round: int,
-        model: bytes,
-        count: int,
-        bits: Bits,
-        among: Container[str] | None = None,
+        self, attempt: Attempt, round: int, model: bytes, count: int, bits: Bits
     ) -> np.ndarray:
         """What this site adds to its integers in an attempt. ``model`` is the digest of what the
-        server sent. ``among`` gives the part that is shared with these members: what they know."""
+        server sent."""
         epochs = {key.name: key.epoch for key in attempt.keys}
-        pairs = self.pairs(attempt)
-        if among is not None:
-            pairs = {name: pair for name, pair in pairs.items() if name in among}
         agreed = agreement_digest(epochs, model)
-        return mask(pairs, self.name, round, attempt.number, agreed, count, bits)
+        return mask(self.pairs(attempt), self.name, round, attempt.number, agreed, count, bits)
 
     def pairs(self, attempt: Attempt) -> dict[str, bytes]:
         """The secrets with the other members of a list; refuses keys that must not be used. The
