@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -29,8 +27,7 @@ from dpscaffold.federation import Federation
 from dpscaffold.privacy import RANDOM_PARTICIPATION, TradeOff
 from dpscaffold.privacy.laws import random_participation_laws
 from dpscaffold.privacy.queries import step_losses
-from dpscaffold.randomness.csprng import CipherStream
-from dpscaffold.randomness.streams import NOISE, NoiseStreams, OneRound, Randomness
+from dpscaffold.randomness.streams import Randomness
 from dpscaffold.runs.budget_file import BudgetFile
 from dpscaffold.runs.ledger import read_account
 from dpscaffold.tasks import Batch
@@ -293,20 +290,6 @@ def test_too_little_noise(config, monkeypatch, factor, games, sampling):
     assert audited(config, *overrides, limits=replace(QUICK, trials=games)).beaten
 
 
-def test_noise_shared_by_all_users(config, monkeypatch):
-    proper = Randomness.normals
-    monkeypatch.setattr(Randomness, "normals", lambda self, round, user: proper(self, round, 0))
-    assert audited(config).beaten
-
-
-def test_secret_noise_that_came_from_the_seed(config, monkeypatch):
-    for streams in (Randomness, OneRound):
-        monkeypatch.setattr(streams, "_private", lambda self, *address: self._stream(*address))
-    report = audited(config, "privacy.secret=true")
-    assert report.beaten
-    assert report.findings[0].statistic == "moves less the noise of the configured seed"
-
-
 def test_no_noise_where_there_is_nothing_to_hide(config, monkeypatch):
     """A step whose batch is empty (here: sums to nothing) is skipped, and its noise with it."""
     proper = steps_module.add_noise
@@ -398,108 +381,6 @@ def test_an_account_that_multiplies_the_rates_and_composes_by_step(config):
     limits = replace(QUICK, trials=2500)
     assert audit(with_claim(case, laws), limits, ("server",)).beaten
     assert not audit(case, limits, ("server",)).beaten
-
-
-def noise_from(monkeypatch, address, signed=False):
-    """Every user's noise in a round comes from the stream of ``address(round, user)``, which says
-    with which sign, too, if ``signed``."""
-    proper = Randomness.normals
-
-    def normals(self, round, user):
-        *where, sign = address(round, user) if signed else (*address(round, user), 1)
-        stream = proper(self, *where)
-        return Negative(stream) if sign < 0 else stream
-
-    monkeypatch.setattr(Randomness, "normals", normals)
-
-
-class Negative:
-    """A stream of normals, each with the other sign."""
-
-    def __init__(self, stream):
-        self.stream = stream
-
-    def standard_normal(self, dtype, out):
-        np.negative(self.stream.standard_normal(dtype=dtype, out=out), out=out)
-
-
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        (),
-        ("plan.data_ratio=1.0", "privacy.noise=3"),
-        slow(("algorithm.name=fedavg", "privacy.sampling=poisson")),
-        slow(
-            ("algorithm.name=scaffold-warm", "plan.rounds=3", "plan.warm_rounds=1", "task.kind=mlp")
-        ),
-    ],
-    ids=" ".join,
-)
-def test_noise_that_repeats_every_round(config, monkeypatch, overrides):
-    """Streams keyed by the user alone. With full batches nothing but the noise would differ between
-    two rounds, so a second model is sent out."""
-    noise_from(monkeypatch, lambda round, user: (1, user))
-    report = audited(config, *overrides)
-    assert report.beaten and "two rounds" in report.findings[0].statistic
-
-
-def test_noise_that_repeats_every_other_round(config, monkeypatch):
-    noise_from(monkeypatch, lambda round, user: (round % 2, user))
-    report = audited(config, "plan.rounds=4")
-    assert report.beaten and "two rounds" in report.findings[0].statistic
-
-
-def test_a_key_per_user(config, monkeypatch):
-    """Secret noise from a key that a user draws once, in place of one for every participation."""
-    keys = {}
-
-    def private(self, *address):
-        purpose, round, user = address
-        kept = user if purpose == NOISE else (round, user)
-        return CipherStream(keys.setdefault((purpose, kept), os.urandom(32)))
-
-    for streams in (Randomness, OneRound):
-        monkeypatch.setattr(streams, "_private", private)
-    assert audited(config, "privacy.secret=true").beaten
-
-
-@pytest.mark.parametrize(
-    "address",
-    [lambda round, user: (round, user // 2), lambda round, user: (0, round + user)],
-    ids=["of two", "numbered by round plus user"],
-)
-def test_noise_shared_by_some_users(config, monkeypatch, address):
-    noise_from(monkeypatch, address)
-    report = audited(config)
-    assert report.beaten and "other users" in report.findings[0].statistic
-
-
-@pytest.mark.parametrize(
-    ("address", "where"),
-    [
-        (lambda round, user: (round, user // 2, (-1) ** user), "plus another user's"),
-        (lambda round, user: (round // 2, user, (-1) ** round), "sum of two rounds"),
-    ],
-    ids=["users", "rounds"],
-)
-def test_antithetic_noise(config, monkeypatch, address, where):
-    """The noise of one user, or of one round, with the other sign in the next: sums cancel it."""
-    noise_from(monkeypatch, address, signed=True)
-    report = audited(config, "plan.rounds=4")
-    assert report.beaten and where in report.findings[0].statistic
-
-
-def test_antithetic_noise_of_local_steps(config, monkeypatch):
-    """The noise of the second step takes that of the first off again."""
-    proper = NoiseStreams.draw
-
-    def draw(self, steps):
-        drawn = proper(self, steps).copy()
-        drawn[1] = -drawn[0]
-        return drawn
-
-    monkeypatch.setattr(NoiseStreams, "draw", draw)
-    assert audited(config, "plan.local_steps=2").beaten
 
 
 def test_one_batch_for_all_local_steps(config, monkeypatch):

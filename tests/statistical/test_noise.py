@@ -1,5 +1,4 @@
-"""The noise that is really added: its scale, its shape and its independence, measured on both
-engines.
+"""The noise that is really added: its scale and its shape, measured on both engines.
 
 Every interval has a false-alarm chance of 10⁻⁶ and is narrow enough to reject a scale wrong by 10
 %.
@@ -7,22 +6,18 @@ Every interval has a false-alarm chance of 10⁻⁶ and is narrow enough to reje
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
-from scipy.stats import chi2, kstest, norm
+from scipy.stats import chi2, kstest
 from small import ENGINES, final, setting, uploads
+from statistical.captured import ALARM, SIZE, queries
 from torch import nn
 from toys import Linear, vectors
 
 from dpscaffold.algorithms import ITERATIVE
 from dpscaffold.setting.gaussian import Gaussian
 from dpscaffold.tasks import ModuleTask
-
-ALARM = 1e-6
-SIZE = 4000
 
 each_engine = pytest.mark.parametrize("engine", ENGINES)
 
@@ -33,39 +28,6 @@ def scale_is(values: np.ndarray, scale: float) -> bool:
     n = values.size
     statistic = float(np.square(values, dtype=np.float64).sum()) / scale**2
     return bool(chi2.ppf(ALARM / 2, n) < statistic < chi2.isf(ALARM / 2, n))
-
-
-def uncorrelated(one: np.ndarray, two: np.ndarray) -> bool:
-    """Whether two samples of independent normals show no correlation (Fisher's interval)."""
-    r = np.corrcoef(one.ravel(), two.ravel())[0, 1]
-    return bool(abs(np.arctanh(r)) < norm.isf(ALARM / 2) / np.sqrt(one.size - 3))
-
-
-def queries(
-    engine: str, algorithm: str, privacy: Gaussian, sizes: tuple[int, ...], **plan: object
-) -> np.ndarray:
-    """The noised gradients H̃ of records whose gradient is zero: (rounds, K, users, P) of pure
-    noise."""
-    data = vectors([torch.zeros(n, SIZE) for n in sizes])
-    plan = {"rounds": 3, "user_ratio": 1.0, "regularisation": 0.0, "warm_rounds": 1} | plan
-    run = setting(algorithm, Linear(SIZE), privacy, data, **plan)
-    seen: dict[int, list[torch.Tensor]] = {}
-
-    def watched(made):
-        def direction(gradient, y, at):
-            seen.setdefault(at.broadcast.round, []).append(gradient.clone().cpu())
-            return made.direction(gradient, y, at)
-
-        return made.replace(direction=direction, warm_up=made.warm_up and watched(made.warm_up))
-
-    final(engine, replace(run, algorithm=watched(run.algorithm)))
-    steps, users = run.plan.local_steps, len(sizes)
-    rounds = []
-    for values in seen.values():
-        stacked = torch.stack(values)
-        by_user = stacked.view(users, steps, SIZE).transpose(0, 1) if engine == "loop" else stacked
-        rounds.append(by_user.numpy())
-    return np.stack(rounds)
 
 
 @each_engine
@@ -86,21 +48,6 @@ def test_the_noise_of_a_step_has_the_stated_scale(algorithm, sampling, unit, eng
         assert scale_is(mine, stated)
         for wrong in (1.1 * stated, 0.9 * stated, stated / 2, sigma * clip):
             assert not scale_is(mine, wrong)
-
-
-@each_engine
-def test_users_rounds_and_steps_have_independent_noise(engine):
-    """No two of the (round, step, user) noise vectors are correlated.
-
-    Shared noise, as in the paper's code, is.
-    """
-    noise = queries(engine, "scaffold", Gaussian(1.0, 1.0), (6, 6, 6)).reshape(27, SIZE)
-    for i in range(27):
-        for j in range(i):
-            assert uncorrelated(noise[i], noise[j]), (i, j)
-    assert not uncorrelated(noise[0], noise[0] + 2 * noise[1])
-    # Neither are neighbouring coordinates of one vector.
-    assert uncorrelated(noise[:, 1:], noise[:, :-1])
 
 
 @each_engine

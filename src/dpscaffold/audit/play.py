@@ -14,7 +14,6 @@ from dpscaffold.audit.escape import escaping
 from dpscaffold.audit.game import NOT_FINITE, STATISTICS, Played, server_games
 from dpscaffold.audit.limits import Proof, prove, weighted
 from dpscaffold.audit.onerun import OneRun
-from dpscaffold.audit.probes import PROBED, probe_games
 from dpscaffold.audit.secure import OF_SECURE_SUMS, SumAttack
 from dpscaffold.audit.subject import AuditedRun, AuditSubject, Claim
 from dpscaffold.audit.sums import OF_SUMS, statistics, sum_games
@@ -22,8 +21,6 @@ from dpscaffold.checks import number, whole
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.loss import Array
 
-#: Games on each dataset that look for noise which repeats, or is shared with others or a seed.
-PROBES = 200
 #: The share of the minutes and of the chance of error that each view may take.
 SHARES = {"server": 0.7, "third_party": 0.15, "participant": 0.15, "alone": 0.3}
 #: The statistic that is made of single uploads.
@@ -192,33 +189,32 @@ class _Stage:
     def _left(self) -> float:
         return self.seconds - (time.monotonic() - self.started)
 
-    def prove(self, inside: Array, outside: Array, confidence: float, for_curve: int = 0) -> Proof:
+    def prove(self, inside: Array, outside: Array, for_curve: int = 0) -> Proof:
         """What games prove against the claim."""
         claim = self.claim
-        return prove(inside, outside, claim.delta, confidence, claim.curve, for_curve)
+        return prove(inside, outside, claim.delta, self.confidence, claim.curve, for_curve)
 
     def finding(
         self,
-        proofs: Sequence[tuple[Proof, tuple[str, ...]]],
+        proof: Proof,
+        names: tuple[str, ...],
         played: Played,
         not_finite: int = 0,
     ) -> Finding:
-        """The best of some proofs, each with the names of its statistics. The last is about the
-        games ``played``."""
-        best, names = max(proofs, key=lambda pair: pair[0].epsilon)
+        """What was proved on the games ``played``, whose statistics have these names."""
         claim = self.claim
         return Finding(
             claim.view,
             claim.bound,
             claim.epsilon,
             claim.delta,
-            best.epsilon,
+            proof.epsilon,
             self.limits.confidence,
             played[0].shape[1],
-            names[best.statistic],
-            best.hits,
-            best.false_alarms,
-            any(proof.curve_beaten for proof, _ in proofs),
+            names[proof.statistic],
+            proof.hits,
+            proof.false_alarms,
+            proof.curve_beaten,
             not_finite,
             round(time.monotonic() - self.started, 2),
             claim.colluders,
@@ -243,13 +239,12 @@ def _view(
 
 
 def _as_server(stage: _Stage, rng: np.random.Generator) -> Finding:
-    """The server sees every upload: the better of what two kinds of game prove."""
-    subject, sure = stage.subject, 1 - (1 - stage.confidence) / 2
-    proofs = [(stage.prove(*probe_games(subject, PROBES, rng), sure), PROBED)]
+    """The server sees every upload."""
+    subject = stage.subject
     played = told_apart(*stage.play(1, lambda games: server_games(subject, games, rng)))
     # The weighted statistic is for the curve alone.
-    proofs.append((stage.prove(*played, sure, for_curve=1), (*STATISTICS, WEIGHTED)))
-    return stage.finding(proofs, played, _not_finite(*played))
+    proof = stage.prove(*played, for_curve=1)
+    return stage.finding(proof, (*STATISTICS, WEIGHTED), played, _not_finite(*played))
 
 
 def _as_outsider(stage: _Stage, rng: np.random.Generator) -> Finding:
@@ -260,7 +255,7 @@ def _as_outsider(stage: _Stage, rng: np.random.Generator) -> Finding:
         stage = replace(stage, subject=lifted)
     users = subject.run.cohort_size
     played = statistics(*stage.play(users, lambda games: sum_games(subject, games, rng, colluders)))
-    return stage.finding([(stage.prove(*played, stage.confidence), names)], played)
+    return stage.finding(stage.prove(*played), names, played)
 
 
 def _through_secure_sums(stage: _Stage, least: int, rng: np.random.Generator) -> Finding:
@@ -268,7 +263,7 @@ def _through_secure_sums(stage: _Stage, least: int, rng: np.random.Generator) ->
     subject, hidden = stage.subject, stage.claim.view == "server"
     attack = SumAttack(stage.claim.colluders, least if hidden else subject.run.cohort_size)
     played = stage.play(attack.members, lambda games: attack.games(subject, games, rng))
-    return stage.finding([(stage.prove(*played, stage.confidence), OF_SECURE_SUMS)], played)
+    return stage.finding(stage.prove(*played), OF_SECURE_SUMS, played)
 
 
 def told_apart(inside: Array, outside: Array) -> Played:

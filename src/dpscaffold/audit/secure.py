@@ -17,7 +17,6 @@ from torch import Tensor
 
 from dpscaffold.algorithms import Algorithm, Slots, Upload
 from dpscaffold.audit.game import Played, sent
-from dpscaffold.audit.pairs import BETWEEN_ROUNDS, between_rounds
 from dpscaffold.audit.subject import AuditSubject
 from dpscaffold.audit.tally import canary_hits, likelihood_ratio
 from dpscaffold.engines import Draw, Hardware, Simulator
@@ -33,7 +32,6 @@ OF_SECURE_SUMS = (
     "likelihood ratio of the sums",
     "likelihood ratio of the sums, attempt by attempt",
     "sums along the canary",
-    *(f"sums, {name}" for name in BETWEEN_ROUNDS),
 )
 
 
@@ -125,4 +123,4 @@ class SumAttack:
         of_one = (*canary_hits(1, rate), variance)
         by_attempt = sum(likelihood_ratio(np.nan_to_num(row), *of_one) * np.isfinite(row)
                          for row in sums)  # fmt: skip
-        return np.stack([whole_ratio, by_attempt, np.nansum(sums, 0), *between_rounds(sums)])
+        return np.stack([whole_ratio, by_attempt, np.nansum(sums, 0)])

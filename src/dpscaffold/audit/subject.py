@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from dpscaffold.algorithms import Algorithm
@@ -37,11 +36,10 @@ from dpscaffold.tasks import Task
 @dataclass(frozen=True)
 class SentModel:
     """Parameters that the adversary sends out. Along the canary's direction and in units of the
-    canary at x⁰: a step's sum without the canary is ``known``, and the canary adds ``effect``."""
+    canary, a step's sum without the canary is ``known``."""
 
     params: Tensor
     known: float
-    effect: float
 
 
 @dataclass(frozen=True)
@@ -96,7 +94,7 @@ class AuditSubject:
         terms = self.run.secure
         return None if terms is None else Secure(terms.colluders, terms.least, self.run.voids)
 
-    def federation(self, tables: list[bool | None]) -> Federation:
+    def federation(self, tables: Sequence[bool | None]) -> Federation:
         """Users with the canary (True), without it (False), and others (None)."""
         pair = self.pair
         known = {True: pair.inside, False: pair.outside, None: pair.others or pair.outside}
@@ -107,17 +105,13 @@ class AuditSubject:
     @cached_property
     def start(self) -> SentModel:
         """x⁰, at which the canary moves a step's sum the farthest."""
-        return self.model(self.task.initial(self.seed))
-
-    def model(self, params: Tensor) -> SentModel:
-        """This model as one to send out."""
         pair, whole = self.pair, self.run.unit == "user"
-        (inside, low), (outside, high) = pair.inside, pair.outside
-        rows, labels = torch.stack([inside[0], outside[-1]]), torch.stack([low[0], high[-1]])
-        canary, other = clipped_at(params, self.task, rows, labels, float(self.run.clip)).double()
-        along, unit = pair.direction.double(), float(pair.moved.norm())
-        known = float(other @ along) * (1 if whole else pair.batch) / unit
-        return SentModel(params, known, float((canary - other) @ along) / unit)
+        features, labels = pair.outside
+        params = self.task.initial(self.seed)
+        [other] = clipped_at(params, self.task, features[-1:], labels[-1:], float(self.run.clip))
+        along = float(other.double() @ pair.direction.double())
+        known = along * (1 if whole else pair.batch) / float(pair.moved.norm())
+        return SentModel(params, known)
 
     def times(self, games: int, rng: np.random.Generator) -> np.ndarray:
         """How often the user takes part in each game, (games,)."""

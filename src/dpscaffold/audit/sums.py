@@ -12,20 +12,13 @@ import torch
 
 from dpscaffold.audit.game import Played, sent
 from dpscaffold.audit.limits import weighted
-from dpscaffold.audit.pairs import BETWEEN_ROUNDS, between_rounds
 from dpscaffold.audit.subject import AuditSubject
 from dpscaffold.audit.watching import UploadProjections, WatchedSimulator
 from dpscaffold.engines import Draw, RoundUploads
 from dpscaffold.privacy.loss import Array
 
 #: What the adversary computes from what it saw, by place.
-OF_SUMS = (
-    "sums of moves",
-    "sums of control variates",
-    *(f"sums of moves, {name}" for name in BETWEEN_ROUNDS),
-    *(f"sums of control variates, {name}" for name in BETWEEN_ROUNDS),
-    "sums by round, weighted",
-)
+OF_SUMS = ("sums of moves", "sums of control variates", "sums by round, weighted")
 
 
 def sum_games(
@@ -84,14 +77,13 @@ def _sums(
 
 
 def statistics(inside: Array, outside: Array) -> Played:
-    """Rounds (2T, n) of games as statistics (S, n): the plain sums, pairs of rounds, and the rounds
-    weighted as best tells."""
+    """Rounds (2T, n) of games as statistics (S, n): the plain sums, and the rounds weighted as best
+    tells."""
     best = weighted(inside, outside)
     return _rows(inside, best[0]), _rows(outside, best[1])
 
 
 def _rows(rounds: Array, best: Array) -> Array:
-    """One row a statistic. A sum of 0 is a round without the user."""
+    """One row a statistic."""
     moves, controls = np.split(rounds, 2)
-    pairs = [between_rounds(np.where(kind == 0, np.nan, kind)) for kind in (moves, controls)]
-    return np.stack([moves.sum(0), controls.sum(0), *np.concatenate(pairs), best])
+    return np.stack([moves.sum(0), controls.sum(0), best])

@@ -19,8 +19,6 @@ from dpscaffold.privacy.loss import Array
 
 #: Of how many participations each upload is looked at by itself.
 LOOKED = 32
-#: What is looked at: Δy, the change of memory, Δy with the memory added back, control variates.
-MOVE, CHANGE, RESTORED, CONTROL = range(4)
 
 
 class UploadTally:
@@ -34,11 +32,13 @@ class UploadTally:
         self.spread = subject.privacy.scale(subject.privacy.clip, subject.pair.batch) / self.unit
         self.times = np.zeros(users, dtype=np.int64)
         self.memory = {name: np.zeros(users) for name in remembered}
-        self.sums = np.zeros((2, users))  # RESTORED and CONTROL, less what is known
-        self.ratios = np.zeros((4, users))
-        self.plain = np.zeros((5, users))
-        #: (4, L, users), and NaN where a user did not take part so often.
-        self.looked = np.full((4, min(LOOKED, subject.run.rounds), users), np.nan)
+        #: Δy with the memory added back, and control variates, less what is known.
+        self.sums = np.zeros((2, users))
+        self.once = np.zeros(users)
+        self.across = np.zeros(users)
+        self.broken = np.zeros(users)
+        #: Δy and the change of memory, (2, L, users); NaN where a user did not take part so often.
+        self.looked = np.full((2, min(LOOKED, subject.run.rounds), users), np.nan)
 
     def enter(self, seen: UploadProjections, known: float) -> None:
         """A round's uploads. A step's sum without the canary is ``known``; what a user remembers
@@ -57,30 +57,27 @@ class UploadTally:
             else:
                 control += total
         rest = np.nan_to_num(seen.rest, posinf=0.0) / (step * self.unit)
-        for place, value in enumerate((control, move + held, move, rest, broken)):
-            self.plain[place][users] += value
+        self.across[users] += rest
+        self.broken[users] += broken
         left = np.stack([move + held, control]) - known * self.steps
         now = self.times[users]
         early = now < self.looked.shape[1]
-        self.looked[:, now[early], users[early]] = np.stack([move, changed, *left])[:, early]
+        self.looked[:, now[early], users[early]] = np.stack([move, changed])[:, early]
         self.sums[:, users] += left
-        self.ratios[:, users] += [ratio for row in left for ratio in self._of_a_round(row)]
+        self.once[users] += self._with_one_batch(left[0])
         self.times[users] += 1
 
-    def _of_a_round(self, left: Array) -> tuple[Array, Array]:
-        """Likelihood ratios of one participation: with fresh batches the canary is in
-        h ~ Binomial(K, q) of them; with one batch for all steps it is in all K or in none."""
+    def _with_one_batch(self, left: Array) -> Array:
+        """The likelihood ratio of one participation if a round has one batch for all its steps:
+        the canary is in all K or in none."""
         drawn, variance = np.array([0.0, 1.0]), self.steps * self.spread**2
-        hits, chances = canary_hits(self.steps, self.rate)
         once = binom.logpmf(drawn, 1, self.rate)
-        return likelihood_ratio(left, hits, chances, variance), likelihood_ratio(
-            left, drawn * self.steps, once, variance
-        )
+        return likelihood_ratio(left, drawn * self.steps, once, variance)
 
-    def likelihoods(self) -> list[Array]:
-        """How much likelier each user's uploads are with the canary (Neyman and Pearson): the sums
-        over all participations, then round by round."""
-        return [*(self._of_sums(row) for row in self.sums), *self.ratios]
+    def statistics(self) -> list[Array]:
+        """What :data:`~dpscaffold.audit.game.STATISTICS` names. A likelihood ratio says how much
+        likelier a user's uploads are with the canary (Neyman and Pearson)."""
+        return [*(self._of_sums(row) for row in self.sums), self.once, self.across, self.broken]
 
     def _of_sums(self, sums: Array) -> Array:
         """In n participations the canary is in h ~ Binomial(nK, q) of the batches, and the sum is
