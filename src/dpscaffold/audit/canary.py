@@ -38,8 +38,8 @@ class Pair:
 
     Features are (R, d), labels (R,); ``moved`` (P,) is how far the sum of clipped gradients at x⁰
     moves when the canary is in the batch, ``length`` its norm in units of C (2 is all there is
-    under replace-one, 1 under zero-out). ``batch`` of the R records are drawn. ``others`` is what
-    the other users hold, where it is not ``outside`` too.
+    under replace-one, 1 under zero-out). ``batch`` of the R records are drawn. The other users hold
+    ``outside`` too.
     """
 
     inside: tuple[Tensor, Tensor]
@@ -47,7 +47,6 @@ class Pair:
     moved: Tensor
     length: float
     batch: int
-    others: tuple[Tensor, Tensor] | None = None
 
     @property
     def unclipped(self) -> bool:

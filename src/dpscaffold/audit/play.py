@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
-from dpscaffold.audit.escape import escaping
 from dpscaffold.audit.game import NOT_FINITE, STATISTICS, Played, server_games
 from dpscaffold.audit.limits import Proof, prove, weighted
 from dpscaffold.audit.onerun import OneRun
@@ -248,14 +247,11 @@ def _as_server(stage: _Stage, rng: np.random.Generator) -> Finding:
 
 
 def _as_outsider(stage: _Stage, rng: np.random.Generator) -> Finding:
-    """Sums are played on the loss that lifts a canary out of them, where there is one."""
-    subject, names, colluders = stage.subject, OF_SUMS, stage.claim.colluders
-    if lifted := escaping(subject, colluders):
-        subject, names = lifted, tuple(f"{name}, on an escaping loss" for name in OF_SUMS)
-        stage = replace(stage, subject=lifted)
+    """Third parties and participants see sums."""
+    subject, colluders = stage.subject, stage.claim.colluders
     users = subject.run.cohort_size
     played = statistics(*stage.play(users, lambda games: sum_games(subject, games, rng, colluders)))
-    return stage.finding(stage.prove(*played), names, played)
+    return stage.finding(stage.prove(*played), OF_SUMS, played)
 
 
 def _through_secure_sums(stage: _Stage, least: int, rng: np.random.Generator) -> Finding:

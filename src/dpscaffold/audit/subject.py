@@ -47,8 +47,7 @@ class AuditSubject:
     """What is audited: the mechanism as described, and the parts of the run that make it.
 
     ``participations`` is how often the user took part, where that is known; else it is drawn, as
-    the run draws it. ``seed`` is the one that is written in the configuration. ``step`` is the
-    adversary's step size where it needs a certain one.
+    the run draws it. ``seed`` is the one that is written in the configuration.
     """
 
     task: Task
@@ -60,7 +59,6 @@ class AuditSubject:
     pair: Pair
     seed: int
     participations: int | None = None
-    step: float | None = None
 
     @cached_property
     def plan(self) -> Plan:
@@ -69,7 +67,7 @@ class AuditSubject:
         ratio = pair.batch / pair.records
         noise = self.privacy.scale(self.privacy.clip, pair.batch) * math.sqrt(run.local_steps)
         length = float(pair.inside[0].nan_to_num(0.0).norm(dim=1).max()) + 1
-        step = self.step or 0.02 / (length * (noise + run.local_steps * float(run.clip)))
+        step = 0.02 / (length * (noise + run.local_steps * float(run.clip)))
         return Plan(
             rounds=run.rounds + 2,
             local_steps=run.local_steps,
@@ -97,7 +95,7 @@ class AuditSubject:
     def federation(self, tables: Sequence[bool | None]) -> Federation:
         """Users with the canary (True), without it (False), and others (None)."""
         pair = self.pair
-        known = {True: pair.inside, False: pair.outside, None: pair.others or pair.outside}
+        known = {True: pair.inside, False: pair.outside, None: pair.outside}
         held = [known[table] for table in tables]
         made = federation_of(held, self.kind, self.classes)
         return made.declaring(self.pair.records) if self.run.declared_sizes else made
