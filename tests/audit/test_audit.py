@@ -13,6 +13,7 @@ import torch
 from typer.testing import CliRunner
 
 from dpscaffold.algorithms import Local, Upload
+from dpscaffold.audit import play as play_module
 from dpscaffold.audit.onerun import OneRunRequest, play_one_run
 from dpscaffold.audit.play import AuditLimits, audit
 from dpscaffold.audit.subject import Claim, read_case
@@ -49,6 +50,7 @@ noise = 1.5
 delta = 1e-5
 """
 
+PROPER_VIEW = play_module._view
 QUICK = AuditLimits(trials=400, minutes=1.0, seed=3)
 
 
@@ -158,6 +160,21 @@ def test_sums_of_several_local_steps_tell_something(config, sampling):
     assert not report.beaten
     for finding in report.findings:
         assert finding.bound == "random_participation" and finding.proved > 0.1
+
+
+def test_the_server_gets_most_of_the_games_and_of_the_chance_of_error(config, monkeypatch):
+    """Where no view is named. What all views may take together is what one would."""
+    asked = {}
+
+    def noted(subject, claim, limits, sure, seconds, rng, watch):
+        asked[claim.view] = seconds, 1 - sure
+        return PROPER_VIEW(subject, claim, replace(limits, trials=100), sure, seconds, rng, watch)
+
+    monkeypatch.setattr(play_module, "_view", noted)
+    audit(read_case(config), replace(QUICK, minutes=1.0))
+    seconds, errors = (sum(values) for values in zip(*asked.values(), strict=True))
+    assert seconds == pytest.approx(60.0) and errors == pytest.approx(1 - QUICK.confidence)
+    assert asked["server"][0] > 0.75 * seconds and asked["server"][1] > 0.75 * errors
 
 
 # --- planted mistakes -------------------------------------------------------------------------

@@ -20,8 +20,11 @@ from dpscaffold.checks import number, whole
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.loss import Array
 
-#: The share of the minutes and of the chance of error that each view may take.
-SHARES = {"server": 0.7, "third_party": 0.15, "participant": 0.15, "alone": 0.3}
+#: The share of the minutes and of the chance of error that each view may take, relative to one
+#: another. The server sees the most, so its games find mistakes that no other view shows.
+SHARES = {"server": 0.8, "third_party": 0.1, "participant": 0.1, "alone": 0.2}
+#: The share of the chance of error that one real run takes, where it is asked for.
+ONE_RUN = 0.1
 #: The statistic that is made of single uploads.
 WEIGHTED = "uploads of every round, weighted"
 #: About how many steps of users are played at a time; the time is looked at in between.
@@ -133,14 +136,13 @@ def audit(
     rng = np.random.default_rng(limits.seed)
     played = [view for view in views if view in case.claims]
     budget = 60 * limits.minutes * (0.5 if one_run else 1.0)
-    whole_share = sum(SHARES[view] for view in played)
+    all_views = sum(SHARES[view] for view in played)
+    error = (1 - limits.confidence) * (1 - ONE_RUN if one_run else 1.0)
     findings: list[Finding] = []
     for view in () if case.subject.pair.unclipped else played:
-        share = SHARES[view] / whole_share
-        sure = 1 - (1 - limits.confidence) / (len(played) + bool(one_run))
-        findings.append(
-            _view(case.subject, case.claims[view], limits, sure, share * budget, rng, watch)
-        )
+        share = SHARES[view] / all_views
+        seconds, sure = share * budget, 1 - share * error
+        findings.append(_view(case.subject, case.claims[view], limits, sure, seconds, rng, watch))
     pair = case.subject.pair
     left = 60 * limits.minutes - (time.monotonic() - started)
     alone = one_run(left) if one_run and not pair.unclipped else None

@@ -57,7 +57,7 @@ def audit_command(
     """Try to disprove the claimed ε by experiment; exit status 4 if it is disproved."""
     # Here and not above: asking for help should not load PyTorch.
     from dpscaffold.audit.onerun import OneRun, OneRunRequest, play_one_run
-    from dpscaffold.audit.play import SHARES, AuditLimits, audit
+    from dpscaffold.audit.play import ONE_RUN, SHARES, AuditLimits, audit
     from dpscaffold.audit.subject import read_case
     from dpscaffold.training.progress import duration
 
@@ -79,9 +79,8 @@ def audit_command(
             errors.print(f"{name}: {games:,} of {wanted:,} games, {duration(left)} left")
 
     def single(seconds: float) -> OneRun:
-        share = 1 - (1 - confidence) / (len(views) + 1)
         assert asked is not None
-        return play_one_run(asked, share, max(1.0, seconds))
+        return play_one_run(asked, 1 - ONE_RUN * (1 - confidence), max(1.0, seconds))
 
     report = audit(case, limits, views, watch, single if asked else None)
     if as_json:
