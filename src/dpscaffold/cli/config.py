@@ -13,7 +13,6 @@ from dpscaffold.cli.keys import (
     SERVED,
     SETTABLE,
     SetOption,
-    complete_key,
     every_name,
     known_keys,
     unset_keys,
@@ -116,7 +115,6 @@ def explain_command(
         str | None,
         typer.Argument(
             help="A key such as plan.rounds, or a table. Default: all keys.",
-            autocompletion=complete_key,
         ),
     ] = None,
     as_json: Json = False,

@@ -12,7 +12,6 @@ from rich.table import Table
 from rich.text import Text
 
 from dpscaffold.cli import PLAIN
-from dpscaffold.cli.keys import complete_dataset, complete_setting, complete_source
 from dpscaffold.errors import BadInput, nearest
 
 if TYPE_CHECKING:
@@ -35,7 +34,6 @@ Source = Annotated[
     typer.Option(
         "--source",
         help="Instead of a file: a source by name, such as digits or mnist.",
-        autocompletion=complete_source,
     ),
 ]
 Changes = Annotated[
@@ -43,7 +41,6 @@ Changes = Annotated[
     typer.Option(
         "--set",
         help="Override a key, for example data.users=20. Can be repeated.",
-        autocompletion=complete_setting,
     ),
 ]
 Folder = Annotated[
@@ -133,7 +130,7 @@ def prepare_command(
 def download_command(
     name: Annotated[
         str,
-        typer.Argument(help="A dataset that 'data list' shows.", autocompletion=complete_dataset),
+        typer.Argument(help="A dataset that 'data list' shows."),
     ],
     data_dir: Folder = None,
     mirror: Annotated[

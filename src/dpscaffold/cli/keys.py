@@ -1,11 +1,10 @@
-"""The keys of a configuration for completion and explanation, read without loading PyTorch."""
+"""The keys of a configuration for explanation, read without loading PyTorch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
-from importlib.resources import files
 from typing import Annotated, Any
 
 import typer
@@ -42,41 +41,14 @@ def every_name() -> list[str]:
     return list(dict.fromkeys(key["name"] for key in known_keys()))
 
 
-def complete_setting(incomplete: str) -> list[str]:
-    """For ``--set``: keys with their sign, then the values that a key chooses among.
-
-    >>> complete_setting("plan.weigh"), complete_setting("plan.weighting=r")
-    (['plan.weighting='], ['plan.weighting=records'])
-    """
-    return _setting(incomplete, SETTABLE)
-
-
 #: ``--set`` of the commands that read a configuration.
 SetOption = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
         help="Override a key, for example plan.rounds=100. Can be repeated.",
-        autocompletion=complete_setting,
     ),
 ]
-
-
-def complete_served(incomplete: str) -> list[str]:
-    """For ``server run --set``.
-
-    >>> complete_served("deploy.reh")
-    ['deploy.rehearsal=']
-    """
-    return _setting(incomplete, SERVED)
-
-
-def _setting(incomplete: str, tables: Sequence[str]) -> list[str]:
-    name, sign, begun = incomplete.partition("=")
-    if not sign:
-        return [f"{key}=" for key in names(tables) if key.startswith(incomplete)]
-    values = [value for value in _choices(name) if value.startswith(begun)]
-    return [f"{name}={value}" for value in values]
 
 
 def _emptied(changes: Iterable[str]) -> list[str]:
@@ -131,52 +103,3 @@ def _stands_in(tables: Mapping[str, Any], key: str) -> bool:
             return False
         held = held[part]
     return True
-
-
-def complete_unset(incomplete: str) -> list[str]:
-    """For ``--unset``: keys and whole tables."""
-    tables = dict.fromkeys(name.partition(".")[0] for name in names())
-    return [name for name in (*tables, *names()) if name.startswith(incomplete)]
-
-
-def complete_key(incomplete: str) -> list[str]:
-    """For ``config explain``."""
-    return [name for name in every_name() if name.startswith(incomplete)]
-
-
-def complete_source(incomplete: str) -> list[str]:
-    """The sources of ``[data]``."""
-    return [source for source in _choices("data.source") if source.startswith(incomplete)]
-
-
-def complete_dataset(incomplete: str) -> list[str]:
-    """The datasets that can be downloaded."""
-    from dpscaffold.data.sources.catalogue import CATALOGUE
-
-    return [name for name in CATALOGUE if name.startswith(incomplete)]
-
-
-def complete_algorithm(incomplete: str) -> list[str]:
-    """The algorithms by name."""
-    from dpscaffold.algorithms import ALGORITHMS
-
-    return [name for name in ALGORITHMS if name.startswith(incomplete)]
-
-
-def complete_experiment(incomplete: str) -> list[str]:
-    """The paper's experiments, which are files."""
-    folder = files("dpscaffold.paper").joinpath("definitions")
-    found = sorted(file.name.removesuffix(".toml") for file in folder.iterdir())
-    return [name for name in (*found, "all") if name.startswith(incomplete)]
-
-
-def _choices(name: str) -> list[str]:
-    if name == "algorithm.name":
-        return complete_algorithm("")
-    kinds = [key["kind"] for key in known_keys() if key["name"] == name]
-    if not kinds:
-        return []
-    if kinds[0].startswith("true or false"):
-        return ["true", "false"]
-    quoted = str(kinds[0]).split("'")
-    return quoted[1::2]

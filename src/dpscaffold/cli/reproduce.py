@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from dpscaffold.cli.keys import complete_experiment
 from dpscaffold.cli.usage import interrupted, refuse_given
 from dpscaffold.errors import BadInput
 
@@ -27,7 +26,6 @@ def reproduce_command(
         str | None,
         typer.Argument(
             help="Name of an experiment (see --list), or all.",
-            autocompletion=complete_experiment,
         ),
     ] = None,
     list_: Annotated[

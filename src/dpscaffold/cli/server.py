@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import typer
 
-from dpscaffold.cli.keys import complete_served
 from dpscaffold.cli.usage import refuse_given
 
 app = typer.Typer(
@@ -117,7 +116,6 @@ def run(
         typer.Option(
             "--set",
             help="Override a key, for example plan.rounds=100. Can be repeated.",
-            autocompletion=complete_served,
         ),
     ] = None,
     insecure: Annotated[

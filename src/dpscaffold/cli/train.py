@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dpscaffold.cli.example import DEMO
-from dpscaffold.cli.keys import SetOption, complete_unset, unset_keys
+from dpscaffold.cli.keys import SetOption, unset_keys
 from dpscaffold.cli.usage import interrupted
 from dpscaffold.engines.launcher import launched_ranks, restarted
 from dpscaffold.errors import BadInput
@@ -28,7 +28,6 @@ UnsetOption = Annotated[
     typer.Option(
         "--unset",
         help="Remove a key or a table, for example privacy. Can be repeated.",
-        autocompletion=complete_unset,
     ),
 ]
 

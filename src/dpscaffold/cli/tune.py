@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dpscaffold.cli.folder import refuse_unwritable
-from dpscaffold.cli.keys import complete_setting
 from dpscaffold.cli.usage import interrupted
 
 if TYPE_CHECKING:
@@ -28,7 +27,6 @@ def tune_command(
         typer.Option(
             "--set",
             help="Override a key, for example tune.folds=3. Can be repeated.",
-            autocompletion=complete_setting,
         ),
     ] = None,
     out: Annotated[
