@@ -195,15 +195,6 @@ def test_compare_as_json_writes_a_figure_only_when_asked(finished, monkeypatch, 
     assert (finished / "asked.svg").exists()
 
 
-@pytest.mark.slow
-def test_a_terminal_without_greek_gets_words(finished):
-    """An ASCII console shows ε as a word; nothing fails for a missing character."""
-    for words in (["train", "--resume", "run"], ["compare", "run"], ["privacy", "run"]):
-        done = run(*words, cwd=finished, PYTHONIOENCODING="ascii", PYTHONUTF8="0")
-        assert done.returncode == 0, done.stderr
-        assert b"epsilon" in done.stdout and done.stdout.isascii() and done.stderr.isascii()
-
-
 def test_explain_says_kind_default_and_example(monkeypatch, capsys, tmp_path):
     code, out, _ = here(monkeypatch, capsys, tmp_path, "config", "explain", "plan.rounds")
     assert code == 0 and "1 or more" in out and "default: 100" in out and "=400" in out

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import io
 import os
 import signal
 import socket
@@ -173,9 +174,7 @@ def dpscaffold(
 
 def main() -> None:
     """Run a command; bad input is one sentence and a non-zero exit, never a traceback."""
-    from dpscaffold.cli.words import speak_plainly
-
-    speak_plainly()
+    _print_anything()
     if launched_ranks() > 1:  # PyTorch would print a stack for each connection that ends
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     try:
@@ -206,6 +205,13 @@ def main() -> None:
     except KeyboardInterrupt:
         _say("stopped")
         sys.exit(130)
+
+
+def _print_anything() -> None:
+    """Let what is printed never fail because a console lacks a character: it shows a ``?``."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 #: How long a rank waits for rank 0 to print why the command ends, and rank 0 for the others to end

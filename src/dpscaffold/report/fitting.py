@@ -10,8 +10,6 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from dpscaffold.report.spelling import as_written
-
 #: The least of a name that is shown.
 LEAST = 8
 #: Names are shortened to this before a column is left out.
@@ -33,10 +31,6 @@ class TextColumn:
     def width(self) -> int:
         """The longest text."""
         return max(len(text) for text in (self.title, *self.cells))
-
-    def as_written(self) -> TextColumn:
-        """The column as the terminal will show it."""
-        return replace(self, title=as_written(self.title), cells=tuple(map(as_written, self.cells)))
 
     def within(self, width: int) -> TextColumn:
         """The column with its names cut to a width."""
@@ -75,8 +69,7 @@ def _middle(name: str, width: int) -> str:
         return name[:width]
     last = name.rfind(" ", len(name) - (2 * width) // 3)
     tail = name[last:] if last > 0 else name[-max(1, width // 3) :]
-    mark = as_written("x…")[-1]  # one column wide on every console
-    return name[: width - len(tail) - 1] + mark + tail
+    return name[: width - len(tail) - 1] + "…" + tail
 
 
 def _dropped_to(columns: Sequence[TextColumn], width: int) -> list[TextColumn]:
@@ -104,8 +97,7 @@ def _shortened_to(columns: Sequence[TextColumn], width: int) -> list[TextColumn]
 def fitted(columns: Sequence[TextColumn], width: int, title: str = "") -> Table:
     """A table no wider than ``width``: names are shortened, then columns left out, the least
     important first, then names shortened more."""
-    title = as_written(title)
-    kept = _shortened_to(_dropped_to([column.as_written() for column in columns], width), width)
+    kept = _shortened_to(_dropped_to(columns, width), width)
     shown = shortened([title], min(width, _needs(kept)))[0] if title else None
     table = Table(
         title=Text(shown, style="italic") if shown else None,
@@ -134,13 +126,12 @@ def legible(head: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> T
     >>> print(legible(("view", "ε"), [("server", "1.000")], 10))
     view server: ε 1.000
     """
-    written = [[as_written(cell) for cell in row] for row in rows]
     longest = [
-        max([*map(len, as_written(name).split()), *(len(row[k]) for row in written)], default=0)
+        max([*map(len, name.split()), *(len(row[k]) for row in rows)], default=0)
         for k, name in enumerate(head)
     ]
     if sum(longest) + 3 * (len(head) - 1) > width:
-        return Text(as_written("\n".join(_sentence(head, row) for row in rows)))
+        return Text("\n".join(_sentence(head, row) for row in rows))
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for k, name in enumerate(head):
         table.add_column(name, justify="left" if k == 0 else "right", min_width=longest[k])
