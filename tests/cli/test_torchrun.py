@@ -45,7 +45,7 @@ REFUSED = {
     "version": ("train run.toml", "", "dpscaffold of rank 0 (1.0 and 1.1)"),
     "backend": ("train run.toml --device cuda", "", "backend nccl for device 'cuda'"),
     "backend, one rank": ("train run.toml", "--device cuda", "rank 1 on"),
-    "usage": ("train run.toml --rounds 2", "", "plan.rounds=2"),
+    "usage": ("train run.toml --rounds 2", "", "--set KEY=VALUE"),
     "seeds": ("train run.toml --seeds 2", "", "leave --seeds out"),
     "other command": ("audit runs/x", "", "start it without torchrun"),
 }
@@ -137,10 +137,10 @@ def test_rank_0_prints_and_exits_0_with_all(answers):
 #: Rank 1 is late at a place, or one rank alone refuses its command: whether the launcher has the
 #: store, what each rank adds to the command, and what the sentence of rank 0 names.
 APART = {
-    "late at the start": (True, ["--rounds 2"] * 2, "plan.rounds=2"),
+    "late at the start": (True, ["--rounds 2"] * 2, "--set KEY=VALUE"),
     "late at the check": (True, ["--set data.users=1"] * 2, "2 ranks were started for 1 users"),
     "late at the note": (False, ["--set plan.rounds=0", ""], "plan.rounds"),
-    "rank 0 alone": (True, ["--rounds 2", ""], "plan.rounds=2"),
+    "rank 0 alone": (True, ["--rounds 2", ""], "--set KEY=VALUE"),
     "rank 1 alone": (True, ["", "--rounds 2"], "error: rank 1 on"),
     "rank 1 alone, rank 0 has the store": (False, ["", "--rounds 2"], "error: rank 1 on"),
 }
@@ -235,7 +235,7 @@ def test_torchrun_shows_exit_2_of_every_rank(folder, tmp_path):
     launcher += ["--nproc-per-node", "2", str(program)]
     for words, sentence in (
         ("train run.toml --set data.users=1", "2 ranks were started for 1 users"),
-        ("train run.toml --rounds 2", "plan.rounds=2"),
+        ("train run.toml --rounds 2", "--set KEY=VALUE"),
         ("train run.toml --device cuda:77", "cuda:77"),
     ):
         command = [*launcher, *words.split(), "--out", str(tmp_path / "run")]

@@ -250,7 +250,7 @@ def _say_usage(error: click.UsageError) -> None:
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()
     else:
-        _refuse(usage_sentence(error, sys.argv[1:]))
+        _refuse(usage_sentence(error))
 
 
 #: A disk, a quota or the size of a file that is used up.
