@@ -118,27 +118,24 @@ class Memory:
 
 
 class Clock:
-    """The time in which this process waits for parameters and running sums, or adds to them."""
+    """The time in which this process waits for parameters and sums."""
 
     def __init__(self) -> None:
-        from dpscaffold.engines.fast.ordered import OrderedSums
         from dpscaffold.engines.ranks import Ranks
 
         self.seconds = 0.0
-        for owner, name in ((Ranks, "broadcast"), (OrderedSums, "totals")):
+        for owner, name in ((Ranks, "broadcast"), (Ranks, "reduced")):
             setattr(owner, name, self._timed(getattr(owner, name)))
 
     def _timed(self, real: Any) -> Any:
         import torch.distributed as dist
 
-        def timed(owner: Any, values: Any) -> Any:
-            ranks = getattr(owner, "ranks", owner)
-            large = max(values.values()) if isinstance(values, dict) else values.numel()
-            if large < 1 << 16:
-                return real(owner, values)
+        def timed(ranks: Any, values: Any) -> Any:
+            if values.numel() < 1 << 16:
+                return real(ranks, values)
             dist.barrier(group=ranks._small)  # from when all ranks are ready
             start = time.perf_counter()
-            found = real(owner, values)
+            found = real(ranks, values)
             self.seconds += time.perf_counter() - start
             return found
 

@@ -19,7 +19,6 @@ import dpscaffold
 from dpscaffold import Gaussian, Linear, Logistic, Plan, engines, scaffold, synthetic, train
 from dpscaffold.algorithms import fedavg, scaffold_balanced
 from dpscaffold.algorithms.mean_regularised import mean_regularised
-from dpscaffold.engines.fast import ordered, ranked
 from dpscaffold.engines.fast.ranked import RankedSimulator
 from dpscaffold.engines.ranks import Ranks
 from dpscaffold.errors import BadInput
@@ -127,13 +126,6 @@ def many() -> tuple[tuple[Any, ...], dict[str, Any]]:
     return given, {"chunk": 21}
 
 
-def gathered() -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A machine whose sums cannot be passed on."""
-    given, options = many()
-    ranked.keeps_order = lambda threads: False  # type: ignore[assignment]
-    return given, options
-
-
 def two_classes() -> tuple[tuple[Any, ...], dict[str, Any]]:
     plan = Plan(rounds=2, local_steps=2, user_ratio=0.5, data_ratio=0.5)
     data = synthetic(users=8, records=20, classes=2)
@@ -167,7 +159,6 @@ SPECIAL = {
         numbers,
         two_classes,
         many,
-        gathered,  # the last: its process gathers from then on
     )
 }
 
@@ -179,20 +170,16 @@ FAST = [
     *(Special(name) for name in SPECIAL),
 ]
 
-#: Those that are also computed where each rank has the records of its own users alone.
-APART = [
-    Case("scaffold-balanced"),
-    Case("scaffold", "mlp", "poisson"),
-    Case("scaffold", "module"),
-    Case("scaffold-balanced", "logistic", "none", chunk=2),
-    *(Special(name) for name in ("narrow", "secure", "extreme", "personal", "many")),
+#: Those that two GPUs compute: every way of adding.
+ON_GPUS = [
+    Case("scaffold"),
+    Case("scaffold-balanced", chunk=2),
+    Case("fedavg", "mlp", "poisson"),
+    *(Special(name) for name in ("secure", "clipped", "personal", "pulled")),
 ]
 
-#: Those whose uploads are also added as those of GPUs are.
-REDUCED = [Case("scaffold"), Case("scaffold-balanced", chunk=2), Case("fedavg", "mlp", "poisson")]
-
-#: Those that two GPUs compute: every way of adding, and slots that change places.
-ON_GPUS = [*REDUCED, *(Special(name) for name in ("secure", "clipped", "personal", "pulled"))]
+#: Those that are run twice on the same ranks: every way of adding.
+AGAIN = [Case("scaffold-balanced"), *(Special(name) for name in ("clipped", "pulled", "many"))]
 
 #: The run that is stored.
 FOLDER = Case("scaffold-balanced")
@@ -228,11 +215,9 @@ def stored(folder: Path) -> dict[str, Any]:
     }
 
 
-def all_cases(rank: int, cases: list[Case | Special], even: bool = True) -> list[dict[str, Any]]:
-    """The cases on this rank. With ``even`` participants are divided evenly; else each rank
-    computes its own users."""
-    with nullcontext() if even else patch.object(ranked, "HELD_BY_ALL", -1):
-        return [reached(case, distributed=True) for case in cases]
+def all_cases(rank: int, cases: list[Case | Special]) -> list[dict[str, Any]]:
+    """The cases on this rank."""
+    return [reached(case, distributed=True) for case in cases]
 
 
 def gpu_of(rank: int) -> str:
@@ -250,30 +235,13 @@ def on_gpus(rank: int) -> list[dict[str, Any]]:
     return [reached(case, distributed=True, device=device) for case in ON_GPUS]
 
 
-def rows_computed(case: Case | Special) -> list[int]:
-    """How many participants this rank computes in each round."""
-    real, found = RankedSimulator._own, []
-
-    def counted(self, part):
-        found.append(len(part.rows))
-        return real(self, part)
-
-    with patch.object(RankedSimulator, "_own", counted):
-        reached(case, distributed=True)
-    return found
-
-
 def small_matrix(rank: int, folder: Path) -> dict[str, Any]:
     """What two ranks do in one test session: the cases, and a run that rank 0 stores."""
-    found: dict[str, Any] = {"rows": rows_computed(Special("narrow"))}
-    found["apart"] = all_cases(rank, APART, even=False)
-    found["cases"] = all_cases(rank, FAST)
-    with patch.object(RankedSimulator, "_reduces", True):
-        found["reduced"] = all_cases(rank, REDUCED)
+    found: dict[str, Any] = {"cases": all_cases(rank, FAST)}
+    found["again"] = all_cases(rank, AGAIN)
     found["stored"] = reached(FOLDER, out=folder / "several", distributed=True)
     found["resumed"] = reached(KILLED, out=folder / "resumed", resume=True, distributed=True)
     found["refused"] = refused(rank, folder)
-    found["sums"] = sums(rank)
     found["left"] = left_while_meeting(rank)
     return found
 
@@ -295,32 +263,6 @@ def left_while_meeting(rank: int) -> tuple[str, str]:
                 told = error.code, str(error)
     Ranks(60.0).close()  # notes are still found under the same number
     return told
-
-
-#: Rows, chunks, and where the rows of two ranks end: each has some, or one of them none.
-LAYOUTS = [(7, 7, (3, 7)), (40, 9, (22, 40)), (300, 280, (17, 300)), (5, 2, (0, 5)), (6, 4, (6, 6))]
-
-
-def layout_rows(count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    random = torch.Generator().manual_seed(count)
-    return torch.randn(count, 320, generator=random), torch.rand(count, generator=random)
-
-
-def sums(rank: int) -> list[dict[str, torch.Tensor]]:
-    """Sums of rows that two ranks hold, passed on in several blocks."""
-    ordered._BLOCK = 128
-    ranks, found = join("cpu", distributed=True), []
-    for count, size, ends in LAYOUTS:
-        rows, weights = layout_rows(count)
-        chunks = ordered.Chunks(count, size, ends)
-        made = ordered.OrderedSums(ranks, chunks)
-        for piece in chunks.pieces(rank):
-            here = slice(piece.start, piece.stop)
-            made.add(piece, "mean", rows[here], weights[here])
-            made.add(piece, "total", rows[here], None)
-        found.append(made.totals({"mean": 320, "total": 320}))
-    ranks.close()
-    return found
 
 
 def refused(rank: int, folder: Path) -> dict[str, tuple[str, str]]:
@@ -359,8 +301,13 @@ def refused(rank: int, folder: Path) -> dict[str, tuple[str, str]]:
 
 def dies(rank: int, folder: Path) -> None:
     """A run of which rank 1 is killed in the third round, before it sends anything."""
-    with _killed(rank, RankedSimulator, "_own", 3):
+    with _killed(rank, RankedSimulator, "_add_up", 3):
         reached(KILLED, out=folder, distributed=True)
+
+
+def resumes(rank: int, folder: Path) -> dict[str, Any]:
+    """The rest of that run."""
+    return reached(KILLED, out=folder, resume=True, distributed=True)
 
 
 def dies_on_a_gpu(rank: int, case: Case | Special) -> None:

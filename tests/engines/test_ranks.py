@@ -1,28 +1,27 @@
-"""A run on several processes is the run of one process, bit for bit."""
+"""A run on several processes is the run of one process, but for the last bits."""
 
 from __future__ import annotations
 
+import shutil
 import signal
 from typing import Any
 
 import pytest
 import torch
 from rank_cases import (
-    APART,
+    AGAIN,
     FAST,
     FOLDER,
     KILLED,
-    LAYOUTS,
     ON_GPUS,
-    REDUCED,
     Case,
     Special,
     all_cases,
     dies,
     dies_on_a_gpu,
-    layout_rows,
     on_gpus,
     reached,
+    resumes,
     small_matrix,
     stored,
 )
@@ -47,14 +46,19 @@ def not_skipped(cases: list[Case]) -> list[Case]:
     return found
 
 
-def assert_same(one: dict[str, Any], several: dict[str, Any]) -> None:
-    assert torch.equal(one["params"], several["params"])
-    assert torch.equal(one["own"], several["own"])
+def close(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether numbers agree but for the order in which they were added."""
+    return torch.allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+def assert_close(one: dict[str, Any], several: dict[str, Any]) -> None:
+    assert close(one["params"], several["params"])
+    assert close(one["own"], several["own"])
     assert one["ended"] == several["ended"] and one["privacy"] == several["privacy"]
     for mine, theirs in zip(one["history"], several["history"], strict=True):
         assert mine.keys() == theirs.keys()
-        for name, value in mine.items():  # reduced in another order than that of one process
-            assert theirs[name] == (value and pytest.approx(value, 1e-4, 1e-6)), name
+        for name, value in mine.items():
+            assert theirs[name] == (value and pytest.approx(value, 1e-3, 1e-5)), name
 
 
 @pytest.fixture(scope="module")
@@ -83,25 +87,19 @@ def answers(found):
 
 
 @pytest.mark.parametrize("number", range(len(FAST)), ids=lambda number: str(FAST[number]))
-def test_two_ranks_change_no_bit(number, answers):
+def test_two_ranks_differ_in_the_last_bits_alone(number, answers):
     one = reached(FAST[number])
     for answer in answers:
-        assert_same(one, answer["cases"][number])
+        assert_close(one, answer["cases"][number])
 
 
-@pytest.mark.parametrize("number", range(len(APART)), ids=lambda number: str(APART[number]))
-def test_ranks_that_compute_their_own_users_change_no_bit(number, answers):
+@pytest.mark.parametrize("number", range(len(AGAIN)), ids=lambda number: str(AGAIN[number]))
+def test_the_same_number_of_ranks_makes_the_same_bits(number, answers):
     for answer in answers:
-        assert_same(answers[0]["cases"][FAST.index(APART[number])], answer["apart"][number])
-
-
-@pytest.mark.parametrize("number", range(len(REDUCED)), ids=lambda number: str(REDUCED[number]))
-def test_uploads_that_are_reduced_as_on_gpus_differ_in_the_last_bits_alone(number, answers):
-    one = reached(REDUCED[number])
-    for answer in answers:
-        several = answer["reduced"][number]
-        assert torch.allclose(one["params"], several["params"], rtol=1e-4, atol=1e-5)
-        assert one["privacy"] == several["privacy"]
+        first = answer["cases"][FAST.index(AGAIN[number])]
+        again = answer["again"][number]
+        assert torch.equal(first["params"], again["params"])
+        assert torch.equal(first["own"], again["own"])
 
 
 needs_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -128,10 +126,6 @@ def test_a_killed_rank_with_a_gpu_ends_the_run(case, tmp_path):
     assert "rank 1 does not answer any more in round 2" in str(survivor["error"])
 
 
-def test_ranks_that_have_all_records_divide_participants_evenly(answers):
-    assert [answer["rows"] for answer in answers] == [[4] * 4, [4] * 4]
-
-
 @pytest.fixture(scope="module")
 def everything():
     """All cases, and what one process comes to."""
@@ -140,31 +134,15 @@ def everything():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("even", [True, False], ids=["even", "own users"])
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
-def test_no_number_of_ranks_changes_a_bit(count, even, everything, tmp_path):
+def test_any_number_of_ranks_comes_to_the_same(count, everything, tmp_path):
     cases, expected = everything
-    for answer in values(on_ranks(count, tmp_path, (all_cases, cases, even), limit=3600)[0]):
+    for answer in values(on_ranks(count, tmp_path, (all_cases, cases), limit=3600)[0]):
         for case, one, several in zip(cases, expected, answer, strict=True):
             try:
-                assert_same(one, several)
+                assert_close(one, several)
             except AssertionError as error:
                 raise AssertionError(f"{case} on {count} ranks") from error
-
-
-@pytest.mark.parametrize("number", range(len(LAYOUTS)), ids=lambda number: str(LAYOUTS[number]))
-def test_sums_that_ranks_pass_on_have_the_bits_of_one_process(number, answers):
-    count, size, _ = LAYOUTS[number]
-    rows, weights = layout_rows(count)
-    mean, total = torch.zeros(320), torch.zeros(320)
-    for k in range(0, count, size):
-        part = torch.zeros(320)
-        for weight, row in zip(weights[k : k + size], rows[k : k + size], strict=True):
-            part = torch.addcmul(part, weight, row)
-        mean = mean + part
-        total = total + rows[k : k + size].sum(0)
-    found = answers[0]["sums"][number]
-    assert torch.equal(found["mean"], mean) and torch.equal(found["total"], total)
 
 
 def test_a_rank_that_leaves_before_it_was_met_says_why(answers):
@@ -175,11 +153,11 @@ def test_a_rank_that_leaves_before_it_was_met_says_why(answers):
 def test_rank_0_writes_the_memories_and_the_ledger_of_all(answers, folder):
     one = reached(FOLDER, out=folder / "one")
     for answer in answers:
-        assert torch.equal(one["params"], answer["stored"]["params"])
+        assert close(one["params"], answer["stored"]["params"])
     mine, theirs = stored(folder / "one"), stored(folder / "several")
-    assert torch.equal(mine["average"], theirs["average"])
+    assert close(mine["average"], theirs["average"])
     for name, value in mine["slots"].items():
-        assert torch.equal(value, theirs["slots"][name]), name
+        assert close(value, theirs["slots"][name]), name
     assert (mine["users"], mine["ledger"]) == (theirs["users"], theirs["ledger"])
 
 
@@ -187,7 +165,7 @@ def test_ranks_continue_the_run_of_one_process(answers, folder):
     one = reached(KILLED)
     assert stored(folder / "resumed")["ledger"][-1][0] == 4
     for answer in answers:
-        assert torch.equal(one["params"], answer["resumed"]["params"])
+        assert close(one["params"], answer["resumed"]["params"])
 
 
 #: The mistake on rank 1 or on both, and how it is refused.
@@ -220,6 +198,13 @@ def test_what_one_rank_refuses_is_refused_on_all(answers):
     assert said.startswith("rank 1 on ") and said.endswith(own)
 
 
+def test_the_same_number_of_ranks_resumes_to_the_same_bits(found, answers, folder):
+    copy = shutil.copytree(folder / "killed", folder / "copied")
+    meant = answers[0]["cases"][FAST.index(Case("scaffold"))]["params"]
+    for answer in values(on_ranks(2, folder, (resumes, copy))[0]):
+        assert torch.equal(answer["params"], meant)
+
+
 def test_a_killed_rank_ends_the_run_and_nothing_is_lost(found, folder):
     survivor, gone = found[1]
     assert gone == {"exit": -signal.SIGKILL}
@@ -228,4 +213,4 @@ def test_a_killed_rank_ends_the_run_and_nothing_is_lost(found, folder):
     assert "rank 1" in str(lost) and "in round 3" in str(lost) and "--resume" in str(lost)
     assert [round for round, _ in stored(folder / "killed")["ledger"]] == [1, 2, 3]
     ended = reached(KILLED, out=folder / "killed", resume=True)
-    assert torch.equal(ended["params"], reached(KILLED)["params"])
+    assert close(ended["params"], reached(KILLED)["params"])

@@ -32,23 +32,14 @@ def mean_weights(setting: Setting, draw: Draw) -> np.ndarray:
 def weighted_sum(weights: Tensor, moves: Tensor) -> Tensor:
     """Σ w_i Δy_i of weights (m,) and moves (m, P), or of every run of a stack, (S, m, P).
 
-    On a CPU it is added in the order of the users, so that it does not depend on the machine, on
-    threads, or on how users are divided between processes.
+    On a CPU it is added in the order of the users, not as a matrix-vector product: libraries add
+    its rows in blocks, or round each product first, depending on the processor.
     """
     if moves.device.type != "cpu":
         return weights @ moves
     if moves.dim() == 2:
-        return chained(moves.new_zeros(moves.shape[1]), weights, moves)
+        return _added(moves.new_zeros(moves.shape[1]), weights, moves.unbind())
     return _added(torch.zeros_like(moves[:, 0]), weights, moves.unbind(1))
-
-
-def chained(total: Tensor, weights: Tensor, rows: Tensor) -> Tensor:
-    """``total`` (P,) + w_1·rows_1 + w_2·rows_2 + …, added in this order.
-
-    Not a matrix-vector product: libraries add its rows in blocks, or round each product first,
-    depending on the processor.
-    """
-    return _added(total.clone(), weights, rows.unbind())
 
 
 def _added(total: Tensor, weights: Tensor, rows: Sequence[Tensor]) -> Tensor:

@@ -211,26 +211,6 @@ class Ranks:
         found = self.gather(padded)
         return [part[:count] for part, count in zip(found, counts, strict=False)]
 
-    def send(self, values: Sequence[Tensor], to: int) -> Callable[[], None]:
-        """Begin to send vectors of one length to another rank; what is returned waits for it."""
-        sent = torch.stack(list(values))
-        with self._watched():
-            work = dist.isend(sent, group=self._group(sent), group_dst=to)
-
-        def arrived() -> None:
-            with self._watched():
-                assert work is not None and len(sent)  # the tensor lives until it has arrived
-                work.wait()
-
-        return arrived
-
-    def receive(self, count: int, width: int, sender: int) -> Tensor:
-        """Vectors of another rank, (count, width) float32 on the CPU."""
-        found = torch.empty(count, width)
-        with self._watched():
-            dist.recv(found, group=self._small, group_src=sender)
-        return found
-
     def reduced(self, values: Tensor) -> Tensor:
         """Rank 0: the sum of the ranks' tensors, which are overwritten."""
         with self._watched(values):

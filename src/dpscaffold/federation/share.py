@@ -27,14 +27,12 @@ class UserShare:
         federation: The users of this share and their records.
         users: Their numbers in the whole federation.
         all_users: M, the number of users of the whole federation.
-        values: The number of feature values of all training records.
         largest: The number of training records of the user that has most of them.
     """
 
     federation: Federation
     users: range
     all_users: int
-    values: int
     largest: int
 
     @classmethod
@@ -45,7 +43,6 @@ class UserShare:
             _part(federation, users),
             users,
             federation.users,
-            train.features.numel(),
             int(train.sizes.max()),
         )
 

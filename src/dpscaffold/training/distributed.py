@@ -24,7 +24,7 @@ from torch import Tensor
 
 import dpscaffold
 from dpscaffold.engines import Engine, Hardware
-from dpscaffold.engines.fast.ranked import RankedSimulator, computed_share
+from dpscaffold.engines.fast.ranked import RankedSimulator
 from dpscaffold.engines.launcher import VARIABLES, launched_ranks
 from dpscaffold.engines.machine import pick_device, pick_devices, stop_signals
 from dpscaffold.engines.ranks import OtherRank, Ranks, launched_store
@@ -314,8 +314,7 @@ class RankedRun(RunInProgress):
         return self._own_engine()
 
     def _own_engine(self) -> RankedSimulator:
-        share = computed_share(self.federation, self.share, self.device)
-        given = (self.setting, share, self.hardware, self.randomness, self.ranks)
+        given = (self.setting, self.share, self.hardware, self.randomness, self.ranks)
         return RankedSimulator(*given)
 
     def go(self, optimum: Optimum | None) -> Result:
