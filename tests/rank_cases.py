@@ -16,12 +16,12 @@ import torch.distributed as dist
 from small import EQUAL, EVERY, UNEQUAL, federation, setting
 
 import dpscaffold
-from dpscaffold import Gaussian, Linear, Logistic, Plan, engines, scaffold, synthetic, train
+from dpscaffold import Gaussian, Linear, Logistic, Plan, scaffold, synthetic, train
 from dpscaffold.algorithms import fedavg, scaffold_balanced
 from dpscaffold.algorithms.mean_regularised import mean_regularised
 from dpscaffold.engines.fast.ranked import RankedSimulator
 from dpscaffold.engines.ranks import Ranks
-from dpscaffold.errors import BadInput
+from dpscaffold.errors import BadInput, RankLost
 from dpscaffold.federation import Federation
 from dpscaffold.runs.checkpoint import Checkpoint
 from dpscaffold.runs.folder import RunFolder
@@ -29,7 +29,6 @@ from dpscaffold.runs.journal import Journal
 from dpscaffold.runs.ledger import JOURNAL, read_entries
 from dpscaffold.setting.secure import Secure
 from dpscaffold.tasks import LOSSES
-from dpscaffold.training.distributed import join
 
 
 @dataclass(frozen=True)
@@ -242,27 +241,7 @@ def small_matrix(rank: int, folder: Path) -> dict[str, Any]:
     found["stored"] = reached(FOLDER, out=folder / "several", distributed=True)
     found["resumed"] = reached(KILLED, out=folder / "resumed", resume=True, distributed=True)
     found["refused"] = refused(rank, folder)
-    found["left"] = left_while_meeting(rank)
     return found
-
-
-def left_while_meeting(rank: int) -> tuple[str, str]:
-    """What rank 0 is told if rank 1 refuses its input and leaves before rank 0 has met it."""
-    told = "", ""
-    dist.barrier()
-    if rank == 1:
-        made = patch.object(dist, "new_group", return_value=object())
-        with made, patch.object(dist, "destroy_process_group"):
-            Ranks(60.0).fail(BadInput("bad-value", "no such thing"))
-    else:
-        lost = patch.object(dist, "new_group", side_effect=RuntimeError("connectFullMesh failed"))
-        with lost, patch.object(engines.ranks, "_REASON", 60.0):  # on a busy machine
-            try:
-                join("cpu", distributed=True)
-            except BadInput as error:
-                told = error.code, str(error)
-    Ranks(60.0).close()  # notes are still found under the same number
-    return told
 
 
 def refused(rank: int, folder: Path) -> dict[str, tuple[str, str]]:
@@ -294,7 +273,7 @@ def refused(rank: int, folder: Path) -> dict[str, tuple[str, str]]:
         try:
             with patches.get(name, nullcontext()):
                 train(*arguments, **options, out=folder / "refused", distributed=True)
-        except BadInput as error:
+        except (BadInput, RankLost) as error:
             found[name] = (error.code, str(error))
     return found
 
@@ -319,7 +298,6 @@ def dies_on_a_gpu(rank: int, case: Case | Special) -> None:
 @contextmanager
 def _killed(rank: int, owner: type, method: str, call: int) -> Iterator[None]:
     """Rank 1 is killed when it calls a method for the n-th time."""
-    engines.ranks._REASON = 0.5  # seconds in which it would say why it stops
     real, calls = getattr(owner, method), []
 
     def killed(*given: Any) -> Any:

@@ -8,8 +8,7 @@ import pickle
 import socket
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
-from multiprocessing.connection import wait
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -79,36 +78,6 @@ def _ended(ranks: Sequence[Any], limit: float) -> None:
         if one.is_alive():  # ranks that wait for each other
             one.kill()
             one.join()
-
-
-def launched(
-    folder: Path, agent: bool, function: Any, *given: Any, limit: float = 600.0
-) -> list[tuple[int | None, str]]:
-    """The exit status of two processes that call ``function(rank, *given)``, and what each prints.
-    With ``agent`` the launcher has the store, and ends all ranks when one has ended, as
-    ``torchrun`` does; else rank 0 has it."""
-    with held_port() as port:
-        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        told = [environment(rank, 2, store.port if agent else port) for rank in range(2)]
-        told = [one | {"TORCHELASTIC_USE_AGENT_STORE": str(agent)} for one in told]
-        said = [folder / f"said-{rank}.txt" for rank in range(2)]
-        ranks = _started(
-            _command, [(*one, function, given) for one in zip(told, said, strict=True)]
-        )
-        if agent:
-            wait([one.sentinel for one in ranks], limit)
-            for one in ranks:
-                one.terminate()
-        _ended(ranks, limit)
-    return [(one.exitcode, path.read_text()) for one, path in zip(ranks, said, strict=True)]
-
-
-def _command(told: dict[str, str], said: Path, function: Any, given: Sequence[Any]) -> None:
-    torch.set_num_threads(1)
-    gc.freeze()
-    os.environ.update(told)
-    with said.open("w") as out, redirect_stdout(out), redirect_stderr(out):
-        function(int(told["RANK"]), *given)
 
 
 def _left(folder: Path, rank: int, number: int, exitcode: int | None) -> dict[str, Any]:

@@ -48,17 +48,9 @@ class DeviceLost(RuntimeError):
 
 class RankLost(DeviceLost):
     """Another process of a run that several processes share is gone; the last checkpoint is kept,
-    and the run can go on from it (exit status 5). ``reporter`` is the rank that says so."""
+    and the run can go on from it (exit status 5)."""
 
     code = "rank-lost"
-
-    def __init__(self, message: str, reporter: int = 0) -> None:
-        super().__init__(message)
-        self.reporter = reporter
-
-    def followed_by(self, text: str) -> RankLost:
-        """The same with more to say."""
-        return RankLost(f"{self}{text}", self.reporter)
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:

@@ -10,8 +10,6 @@ import errno
 import importlib
 import io
 import os
-import signal
-import socket
 import sys
 import typing
 from typing import Annotated, Any
@@ -191,16 +189,16 @@ def main() -> None:
         _say("stopped")
         sys.exit(1)
     except Diverged as error:
-        _say(f"error: {error}")
+        _refuse(str(error))
         sys.exit(3)
     except DeviceLost as error:
-        _say(f"error: {error}", getattr(error, "reporter", 0))
+        _refuse(str(error))
         sys.exit(5)
     except (ValueError, OSError, MemoryError, RuntimeError) as error:
         sentence = _sentence(error)
         if sentence is None:
             raise
-        _refuse(sentence, getattr(error, "code", ""))
+        _refuse(sentence)
         sys.exit(2)
     except KeyboardInterrupt:
         _say("stopped")
@@ -214,33 +212,15 @@ def _print_anything() -> None:
             stream.reconfigure(errors="replace")
 
 
-#: How long a rank waits for rank 0 to print why the command ends, and rank 0 for the others to end
-#: too, in seconds.
-_WAIT = 10.0
+def _refuse(sentence: str) -> None:
+    """Print why the command ends."""
+    _say(f"error: {sentence}")
 
 
-def _refuse(sentence: str, code: str = "") -> None:
-    """Print why the command ends. Of several processes rank 0 does; where the ranks did not find
-    each other the first one of each machine; and another one where rank 0 does not end."""
-    text = f"error: {sentence}"
-    if launched_ranks() == 1 or code == "no-rendezvous":
-        elsewhere = os.environ.get("LOCAL_RANK", "0") == "0"
-        _say(text, launched_rank() if elsewhere else 0)
-        return
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # of a launcher that sees another rank end
-    from dpscaffold.engines.ranks import after_rank_0, said_by_rank_0  # takes seconds
-
-    if launched_rank() == 0:
-        _say(text)
-        said_by_rank_0(sentence, code, _WAIT)
-    elif not after_rank_0(sentence, code, _WAIT):
-        _say(f"rank {launched_rank()} on {socket.gethostname()}: {text}", launched_rank())
-
-
-def _say(text: str, reporter: int = 0) -> None:
-    """Print to the standard error; of several processes one does."""
-    if launched_rank() == reporter:
-        typer.echo(text, err=True)
+def _say(text: str) -> None:
+    """Print to the standard error; of several processes each says which one it is."""
+    rank = f"rank {launched_rank()}: " if launched_ranks() > 1 else ""
+    typer.echo(f"{rank}{text}", err=True)
 
 
 def _say_usage(error: click.UsageError) -> None:

@@ -9,9 +9,6 @@ from __future__ import annotations
 
 import gc
 import json
-import os
-import socket
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -24,108 +21,18 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dpscaffold.algorithms import Size, Slots
-from dpscaffold.engines.launcher import launched_rank, launched_ranks
 from dpscaffold.engines.memories import Memories
-from dpscaffold.errors import BadInput, RankLost
+from dpscaffold.errors import RankLost
 from dpscaffold.federation.share import user_ranges
 
 #: The bytes of a request, JSON with spaces at the end.
 _REQUEST = 4096
-
-#: How long a rank looks for the reason of another rank's failure, in seconds.
-_REASON = 3.0
-
-#: How long a rank that stops waits until rank 0 has read why, in seconds.
-_READ = 60.0
-
-#: How long rank 0, when it stops, waits until the other ranks have read why, in seconds.
-_HEARD = 10.0
-
-#: What PyTorch reads to decide whether its thread that watches NCCL ends this process with a stack
-#: trace where another rank is gone. It need not: :meth:`Ranks._arrived` notices.
-_WATCHDOG = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_DUMP_ON_TIMEOUT")
 
 #: How many values of users' slots are sent together.
 _BLOCK = 1 << 22
 
 #: What a rank does for rank 0, by the name of the request.
 Handlers = Mapping[str, Callable[..., object]]
-
-
-class OtherRank(BadInput):
-    """Input that another rank refused."""
-
-
-#: Stores in which another rank refused its command: they last until this process ends.
-_kept: list[Any] = []
-
-
-def launched_store(wait: timedelta) -> tuple[Any, int, int]:
-    """The store of the launcher once all ranks have come, the number of this rank and that of all
-    ranks. Where one refuses its command before it comes, the others are told why at once."""
-    end = time.monotonic() + wait.total_seconds()
-    store, rank, count = _launched_store(wait)
-    store.set(f"here/{rank}", "1")
-    while not store.check([f"here/{one}" for one in range(count)]):
-        if store.check(["refused"]):
-            _kept.append(store)
-            other, host, code, said = json.loads(store.get("refused"))
-            raise OtherRank(code or "ranks-differ", f"rank {other} on {host}: {said}")
-        if time.monotonic() > end:
-            raise RuntimeError("not all ranks came")
-        time.sleep(0.05)
-    return store, rank, count
-
-
-def _launched_store(wait: timedelta) -> tuple[Any, int, int]:
-    """The store of the launcher. Its keys belong to this attempt: a store that outlives a restart
-    still has those of processes that are gone."""
-    from torch.distributed.rendezvous import rendezvous  # not in every PyTorch
-
-    store, rank, count = next(rendezvous("env://", timeout=wait))
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return dist.distributed_c10d.PrefixStore(f"dpscaffold/{attempt}", store), rank, count
-
-
-def after_rank_0(why: str, code: str, seconds: float) -> bool:
-    """Whether rank 0 says why the command ends (:func:`said_by_rank_0`). Another rank waits for it
-    before it ends, at most so long: a launcher ends all ranks when one has ended."""
-    end, found = time.monotonic() + seconds, not dist.is_available()
-    with suppress(Exception):  # nobody has the store
-        store = _any_store(seconds)
-        found = True
-        _refuse_in(store, why, code)
-        store.set(f"ends/{launched_rank()}", "1")
-        while not store.check(["said"]):  # fails where rank 0 had the store, and has ended
-            if time.monotonic() > end:
-                return False
-            time.sleep(0.05)
-    return found
-
-
-def said_by_rank_0(why: str, code: str, seconds: float) -> None:
-    """Rank 0: let other ranks know that it said why the command ends. It waits until they end too,
-    at most so long."""
-    end = time.monotonic() + seconds
-    with suppress(Exception):
-        store = _any_store(seconds)
-        _refuse_in(store, why, code)
-        store.set("said", "1")
-        others = [f"ends/{rank}" for rank in range(1, launched_ranks())]
-        while not store.check(others) and time.monotonic() < end:
-            time.sleep(0.05)
-
-
-def _refuse_in(store: Any, why: str, code: str) -> None:
-    """Leave the reason for ranks that have not met the others yet; the first one counts."""
-    note = json.dumps([launched_rank(), socket.gethostname(), code, why])
-    store.compare_set("refused", "", note)
-
-
-def _any_store(seconds: float) -> Any:
-    if dist.is_available() and dist.is_initialized():
-        return dist.distributed_c10d._get_default_store()
-    return _launched_store(timedelta(seconds=seconds))[0]
 
 
 class Ranks:
@@ -138,28 +45,16 @@ class Ranks:
     def __init__(self, timeout: float = 600.0) -> None:
         self.rank, self.count = dist.get_rank(), dist.get_world_size()
         self.device, self.timeout = torch.device("cpu"), timeout
-        self._notes = _Notes(self.rank, self.count)
-        self._small: Any = self._connected(timeout)
+        wait = timedelta(seconds=timeout)
+        self._small: Any = dist.new_group(backend="gloo", timeout=wait)
         self._large = self._small
-
-    def _connected(self, timeout: float) -> Any:
-        """A group of all ranks. One that refuses at once may have left before this one met it."""
-        try:
-            return dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
-        except (RuntimeError, ValueError) as error:
-            told = self._notes.told()
-            if told is None:
-                raise
-            self._notes.read()
-            raise told from error
+        dist.barrier(group=self._small)  # one that leaves at once has been met by all
 
     def compute_on(self, device: torch.device) -> None:
         """Let every rank compute on a device of one kind."""
         self.device = device
         if device.type == "cuda":
             wait = timedelta(seconds=self.timeout)
-            for name in _WATCHDOG:
-                os.environ.setdefault(name, "0")
             with self._watched():
                 self._large = dist.new_group(backend="nccl", timeout=wait)
 
@@ -193,14 +88,14 @@ class Ranks:
 
     def broadcast(self, values: Tensor) -> Tensor:
         """The values of rank 0, on every rank; the tensor is filled in place."""
-        with self._watched(values):
+        with self._watched():
             dist.broadcast(values, 0, group=self._group(values))
         return values
 
     def gather(self, values: Tensor) -> list[Tensor]:
         """Rank 0: the tensors of all ranks, which have one shape; elsewhere an empty list."""
         found = [torch.empty_like(values) for _ in range(self.count)] if self.leads else None
-        with self._watched(values):
+        with self._watched():
             dist.gather(values.contiguous(), found, 0, group=self._group(values))
         return found or []
 
@@ -213,7 +108,7 @@ class Ranks:
 
     def reduced(self, values: Tensor) -> Tensor:
         """Rank 0: the sum of the ranks' tensors, which are overwritten."""
-        with self._watched(values):
+        with self._watched():
             dist.reduce(values, 0, group=self._group(values))
         return values
 
@@ -244,28 +139,15 @@ class Ranks:
     # --- failures
 
     @contextmanager
-    def _watched(self, values: Tensor | None = None) -> Iterator[None]:
-        """Say in one sentence that another rank is gone, also where ``values`` travel by NCCL."""
+    def _watched(self) -> Iterator[None]:
+        """Say in one sentence that another rank is gone."""
         try:
             yield
-            if values is not None and values.device.type == "cuda":
-                self._arrived()
         except (RuntimeError, ValueError) as error:
             clear_frames(error.__traceback__)  # they refer to the connections
-            self._stop_nccl()
-            raise self._notes.explained(error, self.timeout) from error
-
-    def _arrived(self) -> None:
-        """Wait until what was sent by NCCL is there on all ranks. NCCL itself would wait on the
-        device for a rank that is gone, so the ranks ask each other over gloo, which notices it."""
-        sent = torch.cuda.Event()
-        sent.record()
-        while True:
-            waiting = torch.tensor([not sent.query()], dtype=torch.uint8)
-            dist.all_reduce(waiting, dist.ReduceOp.MAX, group=self._small)
-            if not waiting.item():
-                return
-            time.sleep(1e-4)
+            said = (str(error).splitlines() or [type(error).__name__])[0]
+            self.fail()
+            raise RankLost(f"rank {self.rank} lost contact with another rank ({said})") from error
 
     def _stop_nccl(self) -> None:
         """End what waits on the device for another rank: nothing else could be computed there."""
@@ -274,116 +156,21 @@ class Ranks:
             with suppress(Exception):
                 dist.distributed_c10d._abort_process_group(group)
 
-    def fail(self, error: BaseException) -> None:
-        """Tell the other ranks why this one stops, and close its connections."""
-        if not isinstance(error, RankLost | OtherRank):
-            self._notes.leave(error)
+    def fail(self) -> None:
+        """Close the connections at once, so that the other ranks notice."""
         self._stop_nccl()
         self.close()
         gc.collect()  # connections close when nothing refers to them any more
-        self._notes.wait_until_read()
 
     def close(self) -> None:
         """Close the connections of this run."""
-        groups = {id(one): one for one in (self._small, self._large)}
+        groups = {id(one): one for one in (self._small, self._large) if one is not None}
         self._small = self._large = None
         while groups:
             _, group = groups.popitem()
             with suppress(Exception):
                 dist.destroy_process_group(group)
             del group
-
-
-class _Notes:
-    """Short sentences that ranks leave for each other in the store of the process group, which
-    answers while a collective operation does not."""
-
-    _made = 0
-
-    def __init__(self, rank: int, count: int) -> None:
-        type(self)._made += 1  # every rank makes the same groups in the same order
-        self.rank, self.count, self.number = rank, count, type(self)._made
-        self._store = dist.distributed_c10d._get_default_store()
-        self._gone: list[int] = []
-
-    def _key(self, kind: str, rank: int) -> str:
-        return f"dpscaffold/{self.number}/{kind}/{rank}"
-
-    def leave(self, error: BaseException) -> None:
-        """Say why this rank stops."""
-        code = error.code if isinstance(error, BadInput) else ""
-        said = (str(error).splitlines() or [type(error).__name__])[0]
-        with suppress(Exception):
-            note = json.dumps([socket.gethostname(), code, said])
-            self._store.set(self._key("failed", self.rank), note)
-        self.read()
-
-    def wait_until_read(self) -> None:
-        """Let rank 0, or at rank 0 all others, read why this rank stops: a launcher ends all ranks
-        once one has ended, and the store may end with rank 0."""
-        readers = [0] if self.rank else range(1, self.count)
-        left = [rank for rank in readers if rank not in self._gone]
-        with suppress(Exception):
-            most = _READ if self.rank else _HEARD
-            self._wait(lambda: len(self._present("read", left)) == len(left), most)
-
-    def explained(self, error: BaseException, timeout: float) -> Exception:
-        """Which rank is gone and why, as far as the store tells."""
-        try:
-            return self._explained(error, timeout)
-        finally:
-            self.read()
-
-    def read(self) -> None:
-        """Say that this rank knows why the run ends."""
-        with suppress(Exception):
-            self._store.set(self._key("read", self.rank), "1")
-
-    def told(self) -> Exception | None:
-        """Why another rank stopped, if one says so."""
-        found = self._left("failed")
-        if not found:
-            return None
-        rank, (host, code, said) = min((rank, json.loads(v)) for rank, v in found.items())
-        if code:
-            return OtherRank(code, f"rank {rank} on {host}: {said}")
-        return RankLost(f"rank {rank} on {host} stopped: {said}")
-
-    def _explained(self, error: BaseException, timeout: float) -> Exception:
-        told = self.told()
-        if told is not None:
-            return told
-        with suppress(Exception):
-            self._store.set(self._key("alive", self.rank), "1")
-        alive = self._left("alive", most=self.count - 1)
-        present = {self.rank, *alive}
-        self._gone = [rank for rank in range(self.count) if rank not in present]
-        if not self._gone:
-            said = (str(error).splitlines() or [type(error).__name__])[0]
-            return RankLost(
-                f"the ranks lost contact ({said}); a rank waits {timeout:g} s for the others"
-            )
-        gone = ", ".join(map(str, self._gone))
-        which = f"rank {gone} does" if len(self._gone) == 1 else f"ranks {gone} do"
-        return RankLost(f"{which} not answer any more", min(present))
-
-    def _left(self, kind: str, most: int = 1) -> dict[int, str]:
-        """What ranks left, waiting a few seconds until ``most`` of them did."""
-        others = [rank for rank in range(self.count) if rank != self.rank]
-        found: dict[int, str] = {}
-        with suppress(Exception):  # the store is gone with rank 0
-            self._wait(lambda: len(self._present(kind, others)) >= most, _REASON)
-            for rank in self._present(kind, others):
-                found[rank] = self._store.get(self._key(kind, rank)).decode()
-        return found
-
-    def _present(self, kind: str, ranks: Sequence[int]) -> list[int]:
-        return [rank for rank in ranks if self._store.check([self._key(kind, rank)])]
-
-    def _wait(self, done: Callable[[], bool], seconds: float) -> None:
-        end = time.monotonic() + seconds
-        while not done() and time.monotonic() < end:
-            time.sleep(0.05)
 
 
 class SharedMemories(Memories):

@@ -27,7 +27,7 @@ from dpscaffold.engines import Engine, Hardware
 from dpscaffold.engines.fast.ranked import RankedSimulator
 from dpscaffold.engines.launcher import VARIABLES, launched_ranks
 from dpscaffold.engines.machine import pick_device, pick_devices, stop_signals
-from dpscaffold.engines.ranks import OtherRank, Ranks, launched_store
+from dpscaffold.engines.ranks import Ranks
 from dpscaffold.errors import BadInput, RankLost
 from dpscaffold.federation import Federation
 from dpscaffold.federation.share import UserShare
@@ -57,7 +57,7 @@ def join(device: str = "cpu", distributed: bool | None = None) -> Ranks | None:
     timeout = _timeout()
     with _meeting(timeout):
         if not dist.is_initialized():
-            _join_group(timedelta(seconds=timeout))
+            dist.init_process_group("gloo", timeout=timedelta(seconds=timeout))
         ranks = Ranks(timeout)
     with _failing(ranks):
         own = _own_device(device)
@@ -66,20 +66,11 @@ def join(device: str = "cpu", distributed: bool | None = None) -> Ranks | None:
     return ranks
 
 
-def _join_group(wait: timedelta) -> None:
-    """Join the process group of the launcher, under keys of this attempt: after a restart its store
-    still has the addresses of processes that are gone."""
-    store, rank, count = launched_store(wait)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=wait)
-
-
 @contextmanager
 def _meeting(timeout: float) -> Iterator[None]:
     """Say in one sentence that the ranks did not find each other."""
     try:
         yield
-    except (OtherRank, RankLost):
-        raise  # they met, and one of them left again
     except (RuntimeError, ValueError) as error:
         where = ":".join(os.environ.get(name, "?") for name in VARIABLES[2:])
         said = (str(error).splitlines() or [type(error).__name__])[0]
@@ -146,17 +137,17 @@ def _own_device(device: str) -> torch.device:
 
 @contextmanager
 def _failing(ranks: Ranks) -> Iterator[None]:
-    """Tell the other ranks what fails in this block."""
+    """Close the connections to the other ranks where something fails in this block."""
     try:
         yield
-    except BaseException as error:
-        ranks.fail(error)
+    except BaseException:
+        ranks.fail()
         raise
 
 
 @contextmanager
 def together(ranks: Ranks | None) -> Iterator[None]:
-    """What fails in this block on one rank ends it on all of them, with the same sentence."""
+    """What fails in this block on one rank ends it on all of them."""
     if ranks is None:
         yield
         return
@@ -322,7 +313,8 @@ class RankedRun(RunInProgress):
         try:
             return super().go(optimum)
         except RankLost as error:
-            raise error.followed_by(f" in round {self.accounts.begun}; {self.continues}") from error
+            said = f"{error} in round {self.accounts.begun}; {self.continues}"
+            raise RankLost(said) from error
 
     def serve(self) -> Result:
         """What another rank than 0 does: answer rank 0, and return the result that it reached."""
@@ -339,7 +331,7 @@ class RankedRun(RunInProgress):
             try:
                 self.ranks.serve(handlers)
             except RankLost as error:
-                raise error.followed_by("; start all ranks again, with --resume") from error
+                raise RankLost(f"{error}; start all ranks again, with --resume") from error
         outcome = self.ranks.gather_values(None)[0]
         return Result(self.setting, self.federation, **outcome)
 
