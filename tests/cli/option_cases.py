@@ -514,16 +514,16 @@ LONG = (
 
 DEPLOYED = (
     Mode(
-        "provision new",
+        "provision",
         "two sites",
         "federation.toml --out made",
         acts="--out other; --with-keys; --json",
     ),
     Mode(
-        "provision renew",
+        "server renew",
         "a federation",
         "--server site/server",
-        acts="--server other; --out other.renewal; --days 0; --coordinator",
+        acts="--server other; --days 0",
     ),
     Mode(
         "server start",
@@ -561,13 +561,6 @@ DEPLOYED = (
     ),
     Mode("site ledger", "a site", "site/one/site.toml", acts="--json"),
     Mode("site recover", "a site", "site/one/site.toml", acts="--yes"),
-    Mode(
-        "site renew",
-        "a site",
-        "notice site/one/site.toml",
-        acts="--yes",
-        first="provision renew --server site/server --out notice",
-    ),
     Mode("site requests", "a site", "site/one/site.toml", acts="--waiting; --json"),
     Mode("site approve", "a run", "7 site/one/site.toml", acts="--yes"),
     Mode("site refuse", "a run", "7 site/one/site.toml", acts="--yes"),

@@ -76,8 +76,7 @@ EXCUSED = {
     "site check": "prints",
     "site ledger": "prints",
     "site requests": "prints",
-    "provision renew": "a file and a folder, each replaced whole",
-    "site renew": "two files, each replaced whole; finished by the same command",
+    "server renew": "two files, each replaced whole; finished by the same command",
     "site audit": "prints",
     "site approve": "one line of a journal, then one file that is replaced whole",
     "site refuse": "as site approve",
@@ -253,7 +252,7 @@ def federations() -> list[tuple[Work, int]]:
         (
             Work(
                 "provision",
-                ["provision", "new", "sites.toml", "--out", "keys"],
+                ["provision", "sites.toml", "--out", "keys"],
                 files_under("keys"),
                 outputs=invitations,
             ),

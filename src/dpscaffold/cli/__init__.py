@@ -43,7 +43,7 @@ COMMANDS = {
     "plan": "plan_command",
     "tune": "tune_command",
     "reproduce": "reproduce_command",
-    "provision": "app",
+    "provision": "provision_command",
     "server": "app",
     "site": "app",
     "sums": "app",

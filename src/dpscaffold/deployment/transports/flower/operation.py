@@ -58,7 +58,7 @@ from dpscaffold.errors import BadInput
 from dpscaffold.privacy.showing import round_up
 
 #: What a site's operator does about a certificate that ends.
-RENEW = "ask the federation's operator for a notice, and run dpscaffold site renew"
+RENEW = "ask the federation's operator for a new invitation"
 
 
 def start_site(path: Path, insecure: bool, echo: Callable[[str], None]) -> None:
