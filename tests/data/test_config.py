@@ -37,7 +37,6 @@ MINIMAL: dict[str, dict[str, Any]] = {
     "csv": {"path": "a.csv", "label": "y", "user": "u"},
     "parquet": {"path": "a.parquet", "label": "y", "users": 3},
     "npz": {"path": "a.npz", "users": 3},
-    "leaf": {"path": "a.json"},
     "saved": {"path": "folder"},
 }
 

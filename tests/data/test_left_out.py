@@ -33,25 +33,12 @@ def written(kind: str, folder: Path) -> dict[str, Any]:
         features = np.array(AGES)[:, None]
         np.savez(folder / "a.npz", features=features, labels=np.array(ILL), users=np.array(USERS))
         return {"source": "npz", "path": "a.npz", "partition": "natural"}
-    if kind == "leaf":
-        rows = {
-            user: [i for i, name in enumerate(USERS) if name == user]
-            for user in dict.fromkeys(USERS)
-        }
-        data = {
-            user: {"x": [[AGES[i]] for i in mine], "y": [ILL[i] for i in mine]}
-            for user, mine in rows.items()
-        }
-        (folder / "a.json").write_text(
-            json.dumps({"users": list(data), "num_samples": [], "user_data": data})
-        )
-        return {"source": "leaf", "path": "a.json"}
     table = pa.table({"site": USERS, "age": AGES, "ill": [str(label) for label in ILL]})
     pa.parquet.write_table(table, folder / "a.parquet")
     return {"source": "parquet", "path": "a.parquet", "label": "ill", "user": "site"}
 
 
-@pytest.mark.parametrize("kind", ["npz", "leaf", "parquet"])
+@pytest.mark.parametrize("kind", ["npz", "parquet"])
 def test_who_is_left_out_is_named_everywhere(
     kind: str, tmp_path: Path, monkeypatch, capsys
 ) -> None:

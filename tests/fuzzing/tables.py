@@ -1,10 +1,9 @@
-"""Mutated tables (CSV, Parquet, ``.npz``, LEAF), alone or as folders, and their settings."""
+"""Mutated tables (CSV, Parquet, ``.npz``), alone or as folders, and their settings."""
 
 from __future__ import annotations
 
 import datetime
 import decimal
-import json
 import random
 import shutil
 import tomllib
@@ -187,24 +186,7 @@ def _npz(rng: random.Random, stem: Path) -> list[str]:
     return list(arrays)
 
 
-def _leaf(rng: random.Random, stem: Path) -> list[str]:
-    users = [f"u{i}" for i in range(rng.randint(0, 4))]
-    held: dict[str, Any] = {
-        user: {"x": [[rng.random(), i] for i in range(6)], "y": [i % 2 for i in range(6)]}
-        for user in users
-    }
-    told = {"users": users, "num_samples": [6] * len(users), "user_data": held}
-    for _ in range(rng.randint(0, 2)):
-        place: Any = rng.choice((told, held, *held.values()))
-        if place and isinstance(place, dict):
-            key = rng.choice(list(place))
-            place[key] = rng.choice((None, 3, "x", [], {}, [[]], [[1], [1, 2]], ["a"], 1e400))
-    stem.with_suffix(".json").write_text(json.dumps(told))
-    return ["x", "y"]
-
-
 _KINDS = ((_csv, "csv"), (_csv, "csv"), (_csv, "csv"), (_parquet, "parquet"), (_npz, "npz"))
-_KINDS += ((_leaf, "leaf"),)
 
 
 def _settings(rng: random.Random, source: str, path: Path, names: list[str]) -> dict[str, Any]:

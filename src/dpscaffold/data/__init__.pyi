@@ -25,7 +25,6 @@ from .sources.images import emnist as emnist
 from .sources.images import emnist47 as emnist47
 from .sources.images import fashion_mnist as fashion_mnist
 from .sources.images import mnist as mnist
-from .sources.leaf import read_leaf as read_leaf
 from .sources.objects import federation_of as federation_of
 from .storage import load as load
 from .storage import save as save

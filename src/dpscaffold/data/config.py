@@ -612,19 +612,6 @@ class Npz(Pooled):
         return self.partition == "natural"
 
 
-class Leaf(Pooled):
-    """LEAF-style JSON: a file, a folder of files, or a folder with ``train`` and ``test``."""
-
-    source: Literal["leaf"]
-    path: PathText
-    """The LEAF file, or the folder of such files. It is searched in the working folder, then in
-    data_dir. Example: ``"femnist"``"""
-
-    @property
-    def has_users(self) -> bool:
-        return True
-
-
 class Saved(BaseModel):
     """A federation prepared with ``dpscaffold data prepare`` (its split and preprocessing come with
     it)."""
@@ -653,7 +640,6 @@ _Any = (
     | Csv
     | Parquet
     | Npz
-    | Leaf
     | Saved
 )
 SOURCES: dict[str, type[BaseModel]] = {
@@ -667,7 +653,6 @@ SOURCES: dict[str, type[BaseModel]] = {
     "csv": Csv,
     "parquet": Parquet,
     "npz": Npz,
-    "leaf": Leaf,
     "saved": Saved,
 }
 

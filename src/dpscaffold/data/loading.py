@@ -29,7 +29,6 @@ from dpscaffold.data.config import (
     Emnist,
     Emnist47,
     FashionMnist,
-    Leaf,
     Mnist,
     Npz,
     Pooled,
@@ -42,11 +41,10 @@ from dpscaffold.data.config import (
     range_of,
 )
 from dpscaffold.data.pool import Pool, numbered, offsets, partitioned, split_rows, steps_of
-from dpscaffold.data.preparation import fit, preprocess, refuse_redraws
+from dpscaffold.data.preparation import fit, refuse_redraws
 from dpscaffold.data.prepared import after, transformed
 from dpscaffold.data.sources import cifar, images
 from dpscaffold.data.sources.arrays import read_npz
-from dpscaffold.data.sources.leaf import read_leaf
 from dpscaffold.data.storage import load, save
 from dpscaffold.data.synthesis import synthetic
 from dpscaffold.data.tables.cells import Spellings
@@ -104,18 +102,7 @@ def _load(settings: Any, notify: Notify | None, release: bool) -> Federation:
     if not release:
         refuse_redraws(settings.preprocess)  # before the reading, not after it
         refuse_refills(settings)
-    pool = read_pool(settings)
-    if isinstance(pool, Federation):  # LEAF data that are split already
-        if settings.users or settings.records or settings.chosen_partition != "natural":
-            raise BadInput(
-                "already-partitioned",
-                f"{pool.title} is divided into users, train and test already; leave out users, "
-                f"records and partition",
-            )
-        done = preprocess(pool, settings.preprocess, settings.seed, release)
-        _check_labels(done.train, done.names, done.title, done.target, settings)
-        return done
-    return federation_of_pool(pool, settings, notify)
+    return federation_of_pool(read_pool(settings), settings, notify)
 
 
 def federation_of_pool(pool: Pool, settings: Pooled, notify: Notify | None = None) -> Federation:
@@ -193,9 +180,8 @@ def _check_size(settings: Synthetic) -> None:
         )
 
 
-def read_pool(settings: Pooled) -> Pool | Federation:
-    """The records of a source before they belong to users (or after, for LEAF data that are
-    split)."""
+def read_pool(settings: Pooled) -> Pool:
+    """The records of a source before they belong to users."""
     match settings:
         case Mnist():
             return images.mnist(settings.data_dir, settings.part, settings.verify)
@@ -213,8 +199,6 @@ def read_pool(settings: Pooled) -> Pool | Federation:
             return read_table(table_of(settings))
         case Npz():
             return read_npz(_path(settings, settings.path), target_of(settings))
-        case Leaf():
-            return read_leaf(_path(settings, settings.path))
     raise TypeError(f"{type(settings).__name__} is not a pooled source")
 
 

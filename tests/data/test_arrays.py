@@ -1,8 +1,7 @@
-"""Arrays per user, pooled arrays, .npz files, Hugging Face datasets and LEAF's JSON."""
+"""Arrays per user, pooled arrays, .npz files and Hugging Face datasets."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -16,27 +15,8 @@ from dpscaffold.data import (
     from_pooled,
     from_users,
     load_federation,
-    read_leaf,
     read_npz,
 )
-from dpscaffold.data.pool import Pool
-from dpscaffold.federation import Federation
-
-
-def write_leaf(
-    path: Path, users: dict[str, tuple[torch.Tensor | np.ndarray, torch.Tensor | np.ndarray]]
-) -> None:
-    """Write users' arrays as one LEAF-style file."""
-    data = {
-        name: {"x": np.asarray(x).tolist(), "y": np.asarray(y).tolist()}
-        for name, (x, y) in users.items()
-    }
-    content = {
-        "users": list(data),
-        "num_samples": [len(entry["y"]) for entry in data.values()],
-        "user_data": data,
-    }
-    path.write_text(json.dumps(content), encoding="utf-8")
 
 
 def users(
@@ -143,78 +123,3 @@ def test_a_real_hugging_face_dataset() -> None:
     datasets = pytest.importorskip("datasets", reason="the datasets library is not installed")
     table = datasets.Dataset.from_dict({"x": [[1.0, 2.0], [3.0, 4.0]], "label": [0, 1]})
     assert from_huggingface(table, label="label").features.tolist() == [[1.0, 2.0], [3.0, 4.0]]
-
-
-def test_leaf_file_and_folder(tmp_path: Path) -> None:
-    data = users()
-    write_leaf(tmp_path / "all.json", data)
-    pool = read_leaf(tmp_path / "all.json")
-    assert isinstance(pool, Pool) and pool.names == tuple(data)
-    np.testing.assert_allclose(
-        pool.features, np.concatenate([x for x, _ in data.values()]), rtol=1e-6
-    )
-    federation = load_federation(
-        {"source": "leaf", "path": str(tmp_path / "all.json"), "preprocess": ["unit-norm"]}
-    )
-    assert federation.names == tuple(data)
-    folder = tmp_path / "parts"
-    folder.mkdir()
-    for name, (x, y) in data.items():
-        write_leaf(folder / f"{name} 1.json", {name: (x[:4], y[:4])})
-        write_leaf(folder / f"{name} 2.json", {name: (x[4:], y[4:])})
-    parts = read_leaf(folder)
-    assert isinstance(parts, Pool)
-    np.testing.assert_allclose(parts.features, pool.features)
-
-
-def test_leaf_with_its_own_split(tmp_path: Path) -> None:
-    data = users()
-    for part, rows in (("train", slice(0, 7)), ("test", slice(7, None))):
-        (tmp_path / part).mkdir()
-        write_leaf(
-            tmp_path / part / "data.json",
-            {name: (x[rows], y[rows]) for name, (x, y) in data.items()},
-        )
-    federation = load_federation({"source": "leaf", "path": str(tmp_path), "preprocess": []})
-    assert isinstance(federation, Federation) and federation.train.sizes.tolist() == [7, 7, 7]
-    np.testing.assert_allclose(federation.test.of(1)[0].numpy(), data["user 1"][0][7:], rtol=1e-6)
-    with refuses("already-partitioned"):
-        load_federation({"source": "leaf", "path": str(tmp_path), "users": 2})
-
-
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        ("{", "not-json"),
-        ("[]", "not-leaf: 'user_data'"),
-        ('{"user_data": {}}', "no-users"),
-        ('{"user_data": {"a": {"x": [[1]]}}}', "not-leaf: 'x' … 'y'"),
-        ('{"user_data": {"a": {"x": ["to be"], "y": [0]}}}', "not-numbers"),
-        ('{"user_data": {"a": {"x": [[1, 2], [3]], "y": [0, 1]}}}', "not-numbers"),
-        ('{"user_data": {"a": {"x": [[1, 2]], "y": [0, 1]}}}', "wrong-shape"),
-        ('{"user_data": {"a": {"x": [[1]], "y": [0.5]}}}', "bad-labels"),
-        (
-            '{"user_data": {"a": {"x": [[1]], "y": [0]}, "b": {"x": [[1, 2]], "y": [1]}}}',
-            "users-differ",
-        ),
-    ],
-)
-def test_bad_leaf(tmp_path: Path, content: str, said: str) -> None:
-    path = tmp_path / "bad.json"
-    path.write_text(content)
-    with refuses(said):
-        read_leaf(path)
-
-
-def test_leaf_that_is_not_there(tmp_path: Path) -> None:
-    with refuses("file-unreadable"):
-        read_leaf(tmp_path / "nowhere.json")
-    with refuses("no-files"):
-        read_leaf(tmp_path)
-    for part, user in (("train", "a"), ("test", "b")):
-        (tmp_path / part).mkdir()
-        (tmp_path / part / "d.json").write_text(
-            json.dumps({"user_data": {user: {"x": [[1]], "y": [0]}}})
-        )
-    with refuses("not-leaf"):
-        read_leaf(tmp_path)
