@@ -215,8 +215,8 @@ def list_command(data_dir: Folder = None, as_json: Json = False) -> None:
 
 
 def _is_here(folder: Path) -> bool:
-    """Whether a dataset's folder holds data files: IDX, archives or batches."""
-    wanted = ("*ubyte*", "*.tar.gz", "cifar-10-batches-*", "gzip/*ubyte*")
+    """Whether a dataset's folder holds data files: IDX files or archives."""
+    wanted = ("*ubyte*", "*.tar.gz", "gzip/*ubyte*")
     return any(
         path for pattern in wanted for path in folder.glob(pattern) if path.suffix != ".part"
     )
