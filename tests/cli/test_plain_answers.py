@@ -3,8 +3,6 @@ command; a run's own files found again; archives that were packed again; budgets
 
 from __future__ import annotations
 
-import gzip
-import hashlib
 import json
 import os
 import subprocess
@@ -14,15 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from refusals import refuses
 from typed import SMALL, typed
 
 from dpscaffold.checks import number
-from dpscaffold.data.sources import catalogue
-from dpscaffold.data.sources.idx import write_idx
-from dpscaffold.data.sources.images import fashion_mnist
 from dpscaffold.privacy import calibrate_noise, describe
 from dpscaffold.privacy.bounds import RANDOM_PARTICIPATION
 from dpscaffold.privacy.showing import round_up
@@ -176,39 +170,6 @@ def test_a_resumed_run_finds_its_own_files(command, tmp_path: Path, monkeypatch)
     assert code == 2 and "own" in err and err.count("error:") == 1
     command("train", tmp_path / "c.toml", "--out", "plain", "-q")
     assert json.loads(Path("plain/run.json").read_text())["home"] is None
-
-
-def test_fashion_mnist_packed_again_is_accepted(tmp_path: Path, monkeypatch) -> None:
-    """Debian's package packs the same bytes again: what is unpacked decides. Other bytes are still
-    refused."""
-    folder = tmp_path / "fashion-mnist"
-    folder.mkdir()
-    rng = np.random.default_rng(0)
-    arrays = {
-        "train-images-idx3-ubyte.gz": rng.integers(0, 255, (20, 2, 2), dtype=np.uint8),
-        "train-labels-idx1-ubyte.gz": np.arange(20, dtype=np.uint8) % 10,
-        "t10k-images-idx3-ubyte.gz": rng.integers(0, 255, (10, 2, 2), dtype=np.uint8),
-        "t10k-labels-idx1-ubyte.gz": np.arange(10, dtype=np.uint8),
-    }
-    known = []
-    for name, array in arrays.items():
-        write_idx(folder / "plain", array)
-        raw = (folder / "plain").read_bytes()
-        raw = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
-        (folder / name).write_bytes(gzip.compress(raw, 1, mtime=7))
-        unpacked = hashlib.md5(raw, usedforsecurity=False).hexdigest()
-        known.append(catalogue.Published(name, None, "0" * 32, unpacked))
-    entry = replace(catalogue.CATALOGUE["fashion-mnist"], files=tuple(known))
-    monkeypatch.setitem(catalogue.CATALOGUE, "fashion-mnist", entry)
-    assert len(fashion_mnist(tmp_path)) == 20
-    (folder / "train-labels-idx1-ubyte.gz").write_bytes(gzip.compress(b"something else"))
-    with refuses("dataset-damaged"):
-        fashion_mnist(tmp_path)
-
-
-def test_the_published_digests_are_all_there() -> None:
-    files = catalogue.CATALOGUE["fashion-mnist"].files
-    assert len({f.unpacked for f in files} | {f.md5 for f in files}) == 8
 
 
 @pytest.mark.parametrize(

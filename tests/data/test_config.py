@@ -76,7 +76,6 @@ def test_images_from_a_folder(idx_folder: Callable[..., Path], tmp_path: Path) -
     settings = {
         "source": "mnist",
         "data_dir": str(tmp_path),
-        "verify": False,
         "users": 4,
         "records": 20,
         "part": "both",

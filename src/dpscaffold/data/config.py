@@ -201,8 +201,6 @@ class Pooled(_Data):
 class _Images(Pooled):
     part: Literal["train", "test", "both"] = "train"
     """Which of the published files are used: train, test, or both together. Example: ``"both"``"""
-    verify: bool = True
-    """Whether the checksums of the files are verified. Example: ``true``"""
 
 
 class Mnist(_Images):

@@ -184,15 +184,15 @@ def read_pool(settings: Pooled) -> Pool:
     """The records of a source before they belong to users."""
     match settings:
         case Mnist():
-            return images.mnist(settings.data_dir, settings.part, settings.verify)
+            return images.mnist(settings.data_dir, settings.part)
         case FashionMnist():
-            return images.fashion_mnist(settings.data_dir, settings.part, settings.verify)
+            return images.fashion_mnist(settings.data_dir, settings.part)
         case Emnist():
-            return images.emnist(settings.split, settings.data_dir, settings.part, settings.verify)
+            return images.emnist(settings.split, settings.data_dir, settings.part)
         case Emnist47():
-            return images.emnist47(settings.data_dir, settings.part, settings.verify)
+            return images.emnist47(settings.data_dir, settings.part)
         case Cifar10():
-            return cifar.cifar10(settings.data_dir, settings.part, settings.verify)
+            return cifar.cifar10(settings.data_dir, settings.part)
         case Digits():
             return images.digits()
         case TabularFile():

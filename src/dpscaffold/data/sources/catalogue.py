@@ -22,12 +22,11 @@ VARIABLE = "DPSCAFFOLD_DATA"
 @dataclass(frozen=True)
 class Published:
     """One file: its name, its size in bytes and its MD5, each None where the publisher gives
-    none; and the MD5 of what is packed in it, for archives that somebody packed again."""
+    none."""
 
     name: str
     size: int | None = None
     md5: str | None = None
-    unpacked: str | None = None
 
 
 @dataclass(frozen=True)
@@ -69,25 +68,21 @@ CATALOGUE = {
                     "train-images-idx3-ubyte.gz",
                     None,
                     "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
-                    "f4a8712d7a061bf5bd6d2ca38dc4d50a",
                 ),
                 Published(
                     "train-labels-idx1-ubyte.gz",
                     None,
                     "25c81989df183df01b3e8a0aad5dffbe",
-                    "9018921c3c673c538a1fc5bad174d6f9",
                 ),
                 Published(
                     "t10k-images-idx3-ubyte.gz",
                     None,
                     "bef4ecab320f06d8554ea6380940ec79",
-                    "8181f5470baa50b63fa0f6fddb340f0a",
                 ),
                 Published(
                     "t10k-labels-idx1-ubyte.gz",
                     None,
                     "bb300cfdad3c16e7a12a480ee83cd310",
-                    "15d484375f8d13e6eb1aabb0c3f46965",
                 ),
             ),
             ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",),

@@ -7,17 +7,14 @@ per image.
 
 from __future__ import annotations
 
-import gzip
-import hashlib
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Literal
 
 import numpy as np
 
 from dpscaffold.data.pool import Pool
-from dpscaffold.data.sources.catalogue import CATALOGUE, data_folder, md5_of
+from dpscaffold.data.sources.catalogue import CATALOGUE, data_folder
 from dpscaffold.data.sources.idx import read_idx, shape_text
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation.schema import Target
@@ -41,48 +38,43 @@ CLOTHES = (
     "ankle boot",
 )
 
-#: The splits of EMNIST: classes, first label, and images in train and test (None where editions
-#: differ).
-EMNIST_SPLITS: dict[str, tuple[str, int, tuple[int, int] | None]] = {
-    "balanced": (MERGED, 0, (112800, 18800)),
-    "byclass": (DIGITS + UPPER + LOWER, 0, (697932, 116323)),
-    "bymerge": (MERGED, 0, (697932, 116323)),
-    "letters": (UPPER, 1, None),
-    "digits": (DIGITS, 0, (240000, 40000)),
-    "mnist": (DIGITS, 0, (60000, 10000)),
+#: The splits of EMNIST: classes and first label.
+EMNIST_SPLITS: dict[str, tuple[str, int]] = {
+    "balanced": (MERGED, 0),
+    "byclass": (DIGITS + UPPER + LOWER, 0),
+    "bymerge": (MERGED, 0),
+    "letters": (UPPER, 1),
+    "digits": (DIGITS, 0),
+    "mnist": (DIGITS, 0),
 }
 
 
-def mnist(data_dir: str | Path | None = None, part: Part = "train", verify: bool = True) -> Pool:
+def mnist(data_dir: str | Path | None = None, part: Part = "train") -> Pool:
     """MNIST: 60,000 train and 10,000 test digits. ``part`` chooses which files are pooled."""
-    return _published("mnist", "MNIST", data_dir, part, verify, DIGITS)
+    return _published("mnist", "MNIST", data_dir, part, DIGITS)
 
 
-def fashion_mnist(
-    data_dir: str | Path | None = None, part: Part = "train", verify: bool = True
-) -> Pool:
+def fashion_mnist(data_dir: str | Path | None = None, part: Part = "train") -> Pool:
     """Fashion-MNIST: 60,000 train and 10,000 test pictures of clothes."""
-    return _published("fashion-mnist", "Fashion-MNIST", data_dir, part, verify, CLOTHES)
+    return _published("fashion-mnist", "Fashion-MNIST", data_dir, part, CLOTHES)
 
 
-def emnist47(data_dir: str | Path | None = None, part: Part = "both", verify: bool = True) -> Pool:
+def emnist47(data_dir: str | Path | None = None, part: Part = "both") -> Pool:
     """The EMNIST-47 subset: 110,677 upright letters and digits in the classes of EMNIST 'balanced'.
 
     It is not EMNIST 'balanced' (131,600 images): results on it carry its own name.
     """
-    return _published("emnist47", "EMNIST-47 subset", data_dir, part, verify, MERGED)
+    return _published("emnist47", "EMNIST-47 subset", data_dir, part, MERGED)
 
 
 def emnist(
     split: str = "balanced",
     data_dir: str | Path | None = None,
     part: Part = "both",
-    verify: bool = True,
 ) -> Pool:
     """One of the six splits of EMNIST, its images (published transposed) put upright.
 
-    Labels count from 0 ('letters' is published from 1). The number of images is verified where all
-    editions of the split agree on it.
+    Labels count from 0 ('letters' is published from 1).
     """
     if split not in EMNIST_SPLITS:
         raise BadInput(
@@ -90,19 +82,13 @@ def emnist(
             f"EMNIST has no split '{split}'{nearest(split, EMNIST_SPLITS)}; there are "
             f"{', '.join(EMNIST_SPLITS)}",
         )
-    classes, first, counts = EMNIST_SPLITS[split]
+    classes, first = EMNIST_SPLITS[split]
     folder = data_folder(data_dir) / "emnist"
     images, labels = [], []
-    for which, name in enumerate(("train", "test")):
+    for name in ("train", "test"):
         if part not in (name, "both"):
             continue
-        pixels, kinds = _pair(folder, f"emnist-{split}-{name}", "emnist", verify=False)
-        if verify and counts is not None and len(kinds) != counts[which]:
-            raise BadInput(
-                "dataset-damaged",
-                f"{folder} holds {len(kinds)} {name} images of EMNIST '{split}', which has "
-                f"{counts[which]}; fetch it again",
-            )
+        pixels, kinds = _pair(folder, f"emnist-{split}-{name}", "emnist")
         images.append(pixels.transpose(0, 2, 1))
         labels.append(kinds.astype(np.int64) - first)
     return _pool(images, labels, classes, f"EMNIST {split}")
@@ -136,7 +122,6 @@ def _published(
     title: str,
     data_dir: str | Path | None,
     part: Part,
-    verify: bool,
     classes: Sequence[str],
 ) -> Pool:
     """The pool of a dataset whose files are ``train-…`` and ``t10k-…`` or ``test-…``."""
@@ -144,19 +129,16 @@ def _published(
     chosen = {"train": stems[:1], "test": stems[1:], "both": stems}.get(part)
     if chosen is None:
         raise BadInput("unknown-choice", f"part is '{part}'; it must be 'train', 'test' or 'both'")
-    pairs = [_pair(data_folder(data_dir) / name, stem, name, verify) for stem in chosen]
+    pairs = [_pair(data_folder(data_dir) / name, stem, name) for stem in chosen]
     return _pool([x for x, _ in pairs], [y.astype(np.int64) for _, y in pairs], classes, title)
 
 
-def _pair(folder: Path, stem: str, name: str, verify: bool) -> tuple[np.ndarray, np.ndarray]:
+def _pair(folder: Path, stem: str, name: str) -> tuple[np.ndarray, np.ndarray]:
     """The (n, h, w) images and (n,) labels whose files start with ``stem``."""
     paths = [
         _find(folder, f"{stem}-images-idx3-ubyte", name),
         _find(folder, f"{stem}-labels-idx1-ubyte", name),
     ]
-    if verify:
-        for path in paths:
-            _verify(path, name)
     images, labels = (read_idx(path) for path in paths)
     for array, rank, path in ((images, 3, paths[0]), (labels, 1, paths[1])):
         if array.ndim != rank or array.dtype != np.uint8:
@@ -185,38 +167,6 @@ def _find(folder: Path, stem: str, name: str) -> Path:
         f"{stem}.gz is not in {folder}; run 'dpscaffold data download {name}', or say where it is "
         f"with --data-dir or DPSCAFFOLD_DATA",
     )
-
-
-def _verify(path: Path, name: str) -> None:
-    """Refuse a published file whose size or checksum is not the published one."""
-    for published in CATALOGUE[name].files:
-        if published.name == path.name:
-            if published.size is not None and path.stat().st_size != published.size:
-                raise BadInput(
-                    "dataset-damaged",
-                    f"{path} has {path.stat().st_size} bytes and should have {published.size}; "
-                    f"fetch it again",
-                )
-            if published.unpacked is not None and _unpacked(path) == published.unpacked:
-                return  # packed again, as Debian's package of Fashion-MNIST is
-            if published.md5 is not None and md5_of(path) != published.md5:
-                raise BadInput(
-                    "dataset-damaged",
-                    f"{path} is not the published file: its MD5 is {md5_of(path)}, not "
-                    f"{published.md5}; fetch it again",
-                )
-
-
-def _unpacked(path: Path) -> str:
-    """The MD5 of what is packed in a gzip file, or nothing where it is none."""
-    try:
-        with gzip.open(path) as file:
-            digest = hashlib.file_digest(
-                cast(Any, file), lambda: hashlib.md5(usedforsecurity=False)
-            )
-            return digest.hexdigest()
-    except (OSError, EOFError, zlib.error):
-        return ""
 
 
 def _pool(
