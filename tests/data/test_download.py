@@ -1,4 +1,4 @@
-"""Downloads against a local server: whole, resumed, broken off, tampered with."""
+"""Downloads against a local server: whole, broken off, tampered with."""
 
 from __future__ import annotations
 
@@ -18,43 +18,31 @@ from dpscaffold.data import download
 from dpscaffold.data.sources import catalogue
 from dpscaffold.data.sources.catalogue import Dataset, Published
 from dpscaffold.data.sources.download import fetch
-from dpscaffold.errors import BadInput
 
 CONTENT = bytes(range(256)) * 4000  # about 1 MB
 MD5 = hashlib.md5(CONTENT).hexdigest()
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    """Serves ``files``; each of ``breaks`` cuts an answer short; ``ranges`` may be switched off."""
+    """Serves ``files``; each of ``breaks`` cuts an answer short."""
 
     files: ClassVar[dict[str, bytes]] = {}
     breaks: ClassVar[list[int]] = []
-    ranges = True
-    etag = '"one"'
-    asked: ClassVar[list[str | None]] = []
+    asked: ClassVar[list[str]] = []
 
     def do_GET(self) -> None:
         content = self.files.get(self.path.lstrip("/"))
-        asked = self.headers.get("Range")
-        type(self).asked.append(asked)
+        type(self).asked.append(self.path)
         if content is None:
             self.send_error(404)
             return
-        start = 0
-        if asked and self.ranges and self.headers.get("If-Range", self.etag) == self.etag:
-            start = int(asked.removeprefix("bytes=").removesuffix("-"))
-            if start >= len(content):
-                self.send_error(416)
-                return
-        self.send_response(206 if start else 200)
-        self.send_header("Content-Length", str(len(content) - start))
-        self.send_header("ETag", self.etag)
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
         self.end_headers()
-        body = content[start:]
         if self.breaks:
-            body = body[: self.breaks.pop(0)]
+            content = content[: self.breaks.pop(0)]
             self.close_connection = True
-        self.wfile.write(body)
+        self.wfile.write(content)
 
     def log_message(self, *_: object) -> None:
         pass
@@ -62,13 +50,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server() -> Iterator[str]:
-    Handler.files, Handler.breaks, Handler.ranges, Handler.etag, Handler.asked = (
-        {"file": CONTENT},
-        [],
-        True,
-        '"one"',
-        [],
-    )
+    Handler.files, Handler.breaks, Handler.asked = {"file": CONTENT}, [], []
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
         thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
@@ -95,37 +77,18 @@ def test_a_file_that_is_there_is_not_fetched_again(server: str, tmp_path: Path) 
     assert (tmp_path / "file").read_bytes() == CONTENT
 
 
-def test_a_broken_transfer_is_resumed_within_a_call(server: str, tmp_path: Path) -> None:
+def test_a_broken_transfer_starts_again(server: str, tmp_path: Path) -> None:
     Handler.breaks = [300_000, 400_000]
     fetch(server + "file", tmp_path / "file", len(CONTENT), MD5, pause=0)
     assert (tmp_path / "file").read_bytes() == CONTENT
-    assert Handler.asked == [None, "bytes=300000-", "bytes=700000-"]
-
-
-def test_a_broken_transfer_is_kept_for_the_next_call(server: str, tmp_path: Path) -> None:
-    Handler.breaks = [100_000, 100_000]
-    with refuses("download-failed: 200000"):
-        fetch(server + "file", tmp_path / "file", len(CONTENT), MD5, attempts=2, pause=0)
-    assert not (tmp_path / "file").exists()
-    fetch(server + "file", tmp_path / "file", len(CONTENT), MD5)
-    assert (tmp_path / "file").read_bytes() == CONTENT and Handler.asked[-1] == "bytes=200000-"
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_server_without_ranges_starts_over(server: str, tmp_path: Path) -> None:
-    Handler.breaks, Handler.ranges = [100_000], False
-    fetch(server + "file", tmp_path / "file", len(CONTENT), MD5, pause=0)
-    assert (tmp_path / "file").read_bytes() == CONTENT
-
-
-def test_another_edition_is_not_appended(server: str, tmp_path: Path) -> None:
-    """Without a checksum only the ETag tells that the file changed between two transfers."""
-    Handler.breaks = [100_000]
-    with pytest.raises(BadInput):
-        fetch(server + "file", tmp_path / "file", attempts=1)
-    Handler.files, Handler.etag = {"file": CONTENT[::-1]}, '"two"'
-    fetch(server + "file", tmp_path / "file")
-    assert (tmp_path / "file").read_bytes() == CONTENT[::-1]
+def test_a_transfer_that_stays_broken_leaves_nothing(server: str, tmp_path: Path) -> None:
+    Handler.breaks = [100_000, 100_000]
+    with refuses("download-failed: 100000"):
+        fetch(server + "file", tmp_path / "file", len(CONTENT), MD5, attempts=2, pause=0)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_wrong_checksum_removes_what_came(server: str, tmp_path: Path) -> None:
@@ -133,23 +96,7 @@ def test_a_wrong_checksum_removes_what_came(server: str, tmp_path: Path) -> None
         fetch(server + "file", tmp_path / "file", len(CONTENT), "0" * 32)
     with refuses("dataset-damaged: have 5"):
         fetch(server + "file", tmp_path / "file", 5)
-    assert not list(tmp_path.glob("file*")) or [p.name for p in tmp_path.iterdir()] == [
-        "file.part.etag"
-    ]
-
-
-def test_a_stale_part_that_is_too_long_is_replaced_on_the_second_call(
-    server: str, tmp_path: Path
-) -> None:
-    (tmp_path / "file.part").write_bytes(CONTENT + b"more")
-    with refuses("dataset-damaged"):
-        fetch(server + "file", tmp_path / "file", len(CONTENT), MD5)
-    assert fetch(server + "file", tmp_path / "file", len(CONTENT), MD5).read_bytes() == CONTENT
-
-
-def test_a_part_that_is_whole_needs_no_more(server: str, tmp_path: Path) -> None:
-    (tmp_path / "file.part").write_bytes(CONTENT)
-    assert fetch(server + "file", tmp_path / "file", len(CONTENT), MD5).read_bytes() == CONTENT
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_absent_files_and_servers(server: str, tmp_path: Path) -> None:

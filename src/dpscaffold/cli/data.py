@@ -138,7 +138,7 @@ def download_command(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Download a published dataset and verify it; a stopped download is resumed."""
+    """Download a published dataset and verify it."""
     from rich.progress import (
         BarColumn,
         DownloadColumn,

@@ -1,9 +1,7 @@
-"""Fetch published files: progress, resumption, checksums, and nothing half-written under a final
-name.
+"""Fetch published files: progress, checksums, and nothing half-written under a final name.
 
 A transfer goes to ``NAME.part``; when all of it is there and its checksum is right it is renamed to
-NAME. An interrupted transfer leaves the ``.part``, and the next call asks the server for the rest
-only.
+NAME.
 """
 
 from __future__ import annotations
@@ -87,20 +85,36 @@ def fetch(
     attempts: int = 3,
     pause: float = 1.0,
 ) -> Path:
-    """Fetch one URL to ``target``, resuming and retrying, and verify what came.
+    """Fetch one URL to ``target`` and compare size and checksum.
 
-    A transfer that breaks off is resumed up to ``attempts`` times, waiting ``pause`` seconds in
-    between; if it still is not whole, what came stays in ``target.part`` for the next call. A file
-    with the wrong size or checksum is removed.
+    A transfer that breaks off starts again, up to ``attempts`` times, waiting ``pause`` seconds in
+    between. A file with the wrong size or checksum is removed.
     """
     target = Path(target)
     if target.is_file() and _defect(target, size, md5) is None:
         return target
     part = target.with_name(target.name + ".part")
+    try:
+        _transfer_with_retries(url, part, progress, target.name, attempts, pause)
+        defect = _defect(part, size, md5)
+        if defect is not None:
+            raise BadInput(
+                "dataset-damaged",
+                f"what came from {url} {defect}; it was removed, try again or use another --mirror",
+            )
+        _named(part, target)
+    finally:
+        part.unlink(missing_ok=True)
+    return target
+
+
+def _transfer_with_retries(
+    url: str, part: Path, progress: Progress | None, name: str, attempts: int, pause: float
+) -> None:
     for attempt in range(1, attempts + 1):
         try:
-            _transfer(url, part, progress, target.name)
-            break
+            _transfer(url, part, progress, name)
+            return
         except urllib.error.HTTPError as problem:
             raise BadInput(
                 "download-failed",
@@ -110,63 +124,22 @@ def fetch(
             raise BadInput("bad-address", f"{url} is not an address that can be fetched") from None
         except (OSError, http.client.HTTPException) as problem:
             if attempt == attempts:
-                raise BadInput("download-failed", _broken(url, part, problem)) from None
+                reason = getattr(problem, "reason", None) or problem
+                raise BadInput(
+                    "download-failed", f"{url} cannot be fetched ({reason}); try again later"
+                ) from None
             time.sleep(pause)
-    defect = _defect(part, size, md5)
-    if defect is not None:
-        part.unlink()
-        raise BadInput(
-            "dataset-damaged",
-            f"what came from {url} {defect}; it was removed, try again or use another --mirror",
-        )
-    _mark(part).unlink(missing_ok=True)
-    _named(part, target)
-    return target
-
-
-def _named(part: Path, target: Path) -> None:
-    """Give a finished transfer its name; a power cut leaves it whole, or not there."""
-    sync_file(part)
-    os.replace(part, target)
-    sync_folder(target.parent)
 
 
 def _transfer(url: str, part: Path, progress: Progress | None, name: str) -> None:
-    """Append to ``part`` what it lacks; raises OSError or HTTPException when the transfer breaks
-    off."""
-    have = part.stat().st_size if part.is_file() else 0
+    """Write all of a URL to ``part``; raises OSError or HTTPException when it breaks off."""
     request = urllib.request.Request(
         url, headers={"User-Agent": "dpscaffold", "Accept-Encoding": "identity"}
     )
-    if have:
-        request.add_header("Range", f"bytes={have}-")
-        if _mark(part).is_file():  # the rest of another edition of the file must not be appended
-            request.add_header("If-Range", _mark(part).read_text().strip())
-    try:
-        answer = urllib.request.urlopen(request, timeout=_TIMEOUT)
-    except urllib.error.HTTPError as problem:
-        if problem.code != 416:
-            raise
-        return  # nothing lies beyond: it is whole or stale, which size and checksum tell
-    with answer:
-        resumed = answer.status == 206
+    with urllib.request.urlopen(request, timeout=_TIMEOUT) as answer, open(part, "wb") as file:
         length = answer.headers.get("Content-Length")
-        total = None if length is None else int(length) + (have if resumed else 0)
-        mark = answer.headers.get("ETag")
-        if mark:
-            _mark(part).write_text(mark)
-        _store(answer, part, have if resumed else 0, total, progress, name)
-
-
-def _store(
-    answer: http.client.HTTPResponse,
-    part: Path,
-    have: int,
-    total: int | None,
-    progress: Progress | None,
-    name: str,
-) -> None:
-    with open(part, "ab" if have else "wb") as file:
+        total = None if length is None else int(length)
+        have = 0
         while chunk := answer.read(_CHUNK):
             file.write(chunk)
             have += len(chunk)
@@ -176,18 +149,11 @@ def _store(
         raise ConnectionError(f"{have} of {total} bytes came")
 
 
-def _mark(part: Path) -> Path:
-    return part.with_name(part.name + ".etag")
-
-
-def _broken(url: str, part: Path, problem: Exception) -> str:
-    reason = getattr(problem, "reason", None) or problem
-    if not part.is_file() or not part.stat().st_size:
-        return f"{url} cannot be reached ({reason})"
-    kept = part.stat().st_size
-    return (
-        f"the transfer of {url} broke off ({reason}); {kept} bytes are kept, run it again to resume"
-    )
+def _named(part: Path, target: Path) -> None:
+    """Give a finished transfer its name; a power cut leaves it whole, or not there."""
+    sync_file(part)
+    os.replace(part, target)
+    sync_folder(target.parent)
 
 
 def _defect(path: Path, size: int | None, md5: str | None) -> str | None:
