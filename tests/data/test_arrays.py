@@ -1,4 +1,4 @@
-"""Arrays per user, pooled arrays, .npz files and Hugging Face datasets."""
+"""Arrays per user, pooled arrays, .npz files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import torch
 from refusals import refuses
 
 from dpscaffold.data import (
-    from_huggingface,
     from_pooled,
     from_users,
     load_federation,
@@ -91,35 +90,3 @@ def test_npz(tmp_path: Path) -> None:
         read_npz(tmp_path / "w.npz")
     with refuses("count-differs: for 3"):
         from_pooled(x, np.arange(20) % 2, np.zeros(3))
-
-
-class Columns:
-    """What this package uses of a Hugging Face dataset."""
-
-    def __init__(self, **columns: Any) -> None:
-        self.columns, self.column_names = columns, list(columns)
-
-    def __getitem__(self, name: str) -> Any:
-        return self.columns[name]
-
-
-def test_hugging_face_columns() -> None:
-    images = [np.full((2, 2), 51, dtype=np.uint8)] * 4
-    dataset = Columns(
-        image=images, size=[1.0, 2.0, 3.0, 4.0], writer=["p", "q", "p", "q"], label=[0, 1, 1, 0]
-    )
-    pool = from_huggingface(dataset, label="label", user="writer")
-    np.testing.assert_allclose(pool.features[1], [0.2, 0.2, 0.2, 0.2, 2.0], rtol=1e-6)
-    assert pool.names == ("p", "q") and pool.labels.tolist() == [0, 1, 1, 0]
-    with refuses("unknown-column: 'lable' … 'label'"):
-        from_huggingface(dataset, label="lable")
-    with refuses("wrong-type"):
-        from_huggingface({"train": dataset}, label="label")
-    with refuses("not-numbers: 'text'"):
-        from_huggingface(Columns(text=["a", "b"], label=[0, 1]), label="label")
-
-
-def test_a_real_hugging_face_dataset() -> None:
-    datasets = pytest.importorskip("datasets", reason="the datasets library is not installed")
-    table = datasets.Dataset.from_dict({"x": [[1.0, 2.0], [3.0, 4.0]], "label": [0, 1]})
-    assert from_huggingface(table, label="label").features.tolist() == [[1.0, 2.0], [3.0, 4.0]]

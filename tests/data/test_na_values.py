@@ -227,9 +227,6 @@ def test_frames_may_hold_markers(library: str) -> None:
     truth = federation_of(pa.table(columns), **keys)
     torch.testing.assert_close(found.train.features, truth.train.features, rtol=0, atol=0)
     assert not [note for note in said if "na_values" in note]
-    with refuses("not-applicable: na_values"):
-        pairs = torch.utils.data.TensorDataset(torch.ones(4, 2), torch.tensor([0, 1, 0, 1]))
-        federation_of(pairs, users=1, na_values=["?"])
 
 
 def test_days_that_mean_none_may_be_typed() -> None:

@@ -1,4 +1,4 @@
-"""What people hold in Python: read as a file of its columns is, or as rows of numbers."""
+"""Tables that people hold in Python: read as a file of their columns is."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ import pyarrow.csv
 import pytest
 import torch
 from refusals import refuses
-from torch.utils.data import DataLoader
 
 from dpscaffold import Budget, run
 from dpscaffold.data import federation_of, load_federation
-from dpscaffold.federation.schema import Target
 
 ROWS = 60
 COLUMNS: dict[str, list[Any]] = {
@@ -135,103 +133,24 @@ def test_one_frame_per_user(kind: str, from_file: Any) -> None:
     assert torch.equal(listed.train.features, found.train.features)
 
 
-class Pairs(torch.utils.data.Dataset):
-    """Images and labels, as people write them."""
-
-    def __init__(self, x: torch.Tensor, y: list[Any]) -> None:
-        self.x, self.y = x, y
-
-    def __len__(self) -> int:
-        return len(self.y)
-
-    def __getitem__(self, i: int) -> tuple[torch.Tensor, Any]:
-        if i >= len(self.y):
-            raise IndexError
-        return self.x[i], self.y[i]
-
-
-@pytest.mark.parametrize("words", [False, True])
-def test_torch_datasets(words: bool) -> None:
-    x = torch.randn(40, 1, 2, 3, generator=torch.Generator().manual_seed(0))
-    labels: list[Any] = [("9", "10")[i % 2] if words else torch.tensor(i % 2) for i in range(40)]
-    ids = [f"user {i % 4}" for i in range(40)]
-    one = federation_of(Pairs(x, labels), user_ids=ids, preprocess=[])
-    each = federation_of(
-        {f"user {k}": Pairs(x[k::4], labels[k::4]) for k in range(4)}, preprocess=[]
-    )
-    assert one.names == each.names == tuple(f"user {k}" for k in range(4))
-    assert one.dimension == 6 and torch.equal(one.train.features, each.train.features)
-    assert one.target.classes == (("9", "10") if words else ("0", "1"))
-    made = federation_of(Pairs(x, labels), users=5, similarity=100, preprocess=[])
-    assert len(made.names) == 5
-    tensors = torch.utils.data.TensorDataset(x, torch.arange(40) % 2)
-    assert federation_of(tensors, users=4, preprocess=[]).dimension == 6
-    keys = {"users": 4, "similarity": 100, "target": Target("number", low=0, high=20)}
-    number = federation_of(Pairs(x, [0.5 * i for i in range(40)]), **keys)
-    assert number.target == keys["target"] and float(number.train.labels.abs().max()) <= 1
-
-
-def test_images_of_a_huggingface_dataset_and_names_of_its_classes() -> None:
+def test_a_huggingface_dataset_names_its_classes() -> None:
     datasets = pytest.importorskip("datasets", reason="needs datasets, which is not installed")
-    rng = np.random.default_rng(0)
     held = datasets.Dataset.from_dict(
-        {
-            "image": [rng.random((2, 2)).tolist() for _ in range(24)],
-            "label": [i % 2 for i in range(24)],
-        },
+        {"age": list(range(24)), "label": [i % 2 for i in range(24)]},
         features=datasets.Features(
-            {
-                "image": datasets.Array2D((2, 2), "float32"),
-                "label": datasets.ClassLabel(names=["cat", "dog"]),
-            }
+            {"age": datasets.Value("int64"), "label": datasets.ClassLabel(names=["cat", "dog"])}
         ),
     )
-    found = federation_of(held, "label", users=3, preprocess=[])
-    assert found.dimension == 4 and found.target.classes == ("cat", "dog")
-    parts = [held.shard(3, i, contiguous=True) for i in range(3)]
-    each = federation_of(parts, "label", preprocess=[])
-    assert each.names == ("0", "1", "2") and each.target.classes == ("cat", "dog")
-    flat = held.remove_columns("image").add_column("age", list(range(24)))
-    assert federation_of(flat, "label", users=3).target.classes == ("cat", "dog")
+    assert federation_of(held, "label", users=3).target.classes == ("cat", "dog")
     with refuses("split-not-chosen"):
         federation_of(datasets.DatasetDict({"train": held, "test": held}), "label")
-    with refuses("not-applicable"):
-        federation_of(held, "label", users=3, missing="drop")
-
-
-class Flower:
-    """What a Flower FederatedDataset offers, over Arrow tables."""
-
-    def __init__(self, count: int) -> None:
-        self.partitioners = {"train": type("Iid", (), {"num_partitions": count})()}
-
-    def load_partition(self, partition: int, split: str) -> pa.Table:
-        assert split == "train"
-        return pa.table({"age": [1.0, 2.0, 3.0, 4.0 + partition], "ill": ["no", "yes"] * 2})
-
-
-def test_partitions_of_a_flower_dataset() -> None:
-    found = federation_of(Flower(3), "ill", preprocess=[])
-    assert found.names == ("0", "1", "2") and sum(found.train.sizes) == 9
-    with refuses("unknown-choice: split is 'test'"):
-        federation_of(Flower(3), "ill", split="test")
-
-
-def test_a_real_flower_dataset() -> None:
-    flower = pytest.importorskip("flwr_datasets.partitioner", reason="needs flwr-datasets")
-    partitioner = flower.IidPartitioner(num_partitions=4)
-    partitioner.dataset = frame("huggingface")
-    keys = {k: v for k, v in KEYS.items() if k != "user"} | {"exclude": ["site"]}
-    found = federation_of(partitioner, **keys)
-    assert found.names == ("0", "1", "2", "3")
-    assert len(found.train) + len(found.test) == ROWS
 
 
 @pytest.mark.parametrize(
     ("data", "keys", "said"),
     [
         (3, {}, "wrong-type"),
-        (DataLoader(Pairs(torch.zeros(3, 2), [0, 1, 0])), {"label": "ill"}, "wrong-type"),
+        (torch.utils.data.TensorDataset(torch.zeros(3, 2)), {"label": "ill"}, "wrong-type"),
         (Streamed(), {"label": "ill"}, "wrong-type"),
         ({"north": Streamed()}, {"label": "ill"}, "wrong-type"),
         ([], {}, "no-users"),
@@ -239,15 +158,7 @@ def test_a_real_flower_dataset() -> None:
         (pa.table(COLUMNS), {"label": "il", "users": 2}, "unknown-column: 'ill'"),
         (pa.table(COLUMNS), {"label": "ill", "categoriess": 1}, "unknown-key: categoriess"),
         (pa.table(COLUMNS), {"label": "ill", "users": 2}, "not-numbers: 'ward' … 'a'"),
-        ([object()], {"label": "ill"}, "mixed-column"),
-        (pa.table(COLUMNS), {**KEYS, "user_ids": [1] * ROWS}, "conflicting-arguments"),
-        (
-            pa.table({"x": [1.0, 2.0], "ill": ["a", "b"]}),
-            {"label": "ill", "user_ids": [1]},
-            "count-differs: for 1 … are 2",
-        ),
-        (Pairs(torch.zeros(3, 2), [0, 1, None]), {"users": 1}, "bad-labels"),
-        (pa.table(COLUMNS), {"label": "ill", "split": "train"}, "not-applicable"),
+        ([object()], {"label": "ill"}, "wrong-type"),
         (
             pa.table(COLUMNS),
             {

@@ -20,7 +20,6 @@ from dpscaffold.data import (
     describe,
     digits,
     dirichlet,
-    from_huggingface,
     from_pooled,
     from_users,
     iid,
@@ -151,28 +150,6 @@ def test_arrays_and_npz_of_numbers(tmp_path: Path) -> None:
         FederationWriter(tmp_path / "v", Target("number")) as writer,
     ):
         writer.append((x, y * np.nan), (x, y))
-
-
-class Frame:
-    """As much of a Hugging Face dataset as the reader looks at."""
-
-    class Label:
-        names = ("cat", "dog")
-
-    def __init__(self) -> None:
-        self.column_names = ["image", "label"]
-        self.features = {"label": self.Label()}
-        self.data = {"image": [np.full((2, 2), 255, np.uint8)] * 4, "label": [0, 1, 0, 1]}
-
-    def __getitem__(self, name: str) -> Any:
-        return self.data[name]
-
-
-def test_a_hugging_face_dataset_keeps_its_names_and_its_scaling() -> None:
-    pool = from_huggingface(Frame(), "label")
-    assert pool.target.classes == ("cat", "dog") and pool.features.max() == 1.0
-    raw = np.full((4, 4), 255, np.uint8)
-    assert np.array_equal(pool.preparation[0](raw), pool.features)
 
 
 @settings(max_examples=30, deadline=None)

@@ -13,7 +13,6 @@ from .partition import similarity as similarity
 from .pool import Pool as Pool
 from .pool import assemble as assemble
 from .preparation import preprocess as preprocess
-from .sources.arrays import from_huggingface as from_huggingface
 from .sources.arrays import from_pooled as from_pooled
 from .sources.arrays import from_users as from_users
 from .sources.arrays import read_npz as read_npz

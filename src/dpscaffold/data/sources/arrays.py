@@ -1,10 +1,8 @@
-"""Your own arrays: one pair per user, one pooled table, a ``.npz`` file, or a Hugging Face
-dataset."""
+"""Your own arrays: one pair per user, one pooled table, or a ``.npz`` file."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,6 @@ import torch
 
 from dpscaffold.data.pool import Pool, assemble
 from dpscaffold.data.preparation import preprocess as _preprocess
-from dpscaffold.data.prepared import Scale
 from dpscaffold.data.preprocessing import StepSettings
 from dpscaffold.data.tables.codec import LABELS_READ, by_value
 from dpscaffold.errors import BadInput, nearest
@@ -67,7 +64,7 @@ def from_users(
             "users-differ",
             f"users have {counts[0][0]} to {counts[-1][0]} labels; all must have the same ones",
         )
-    check_widths(features)
+    _check_widths(features)
     sizes = [len(y) for y in labels]
     pool = from_pooled(
         np.concatenate(features),
@@ -91,7 +88,7 @@ def _check_pairs(named: Mapping[str, Any]) -> None:
             )
 
 
-def check_widths(features: Iterable[np.ndarray]) -> None:
+def _check_widths(features: Iterable[np.ndarray]) -> None:
     """Refuse users with different numbers of features."""
     widths = {x.shape[1] for x in features}
     if len(widths) > 1:
@@ -251,66 +248,6 @@ def read_npz(path: str | Path, target: Kind | Target = "class") -> Pool:
         raise BadInput(problem.code, f"{path}: {str(problem).removeprefix('pool: ')}") from None
 
 
-def _column_names(dataset: Any, needed: Iterable[str]) -> list[str]:
-    """The columns of a dataset, which must have those that are ``needed``."""
-    names = list(getattr(dataset, "column_names", None) or [])
-    if not names or isinstance(dataset, Mapping):
-        raise BadInput(
-            "wrong-type",
-            "a Hugging Face dataset with columns is expected; choose one split, such as "
-            "dataset['train']",
-        )
-    for wanted in needed:
-        if wanted not in names:
-            raise BadInput(
-                "unknown-column",
-                f"the dataset has no column '{wanted}'{nearest(wanted, names)}; it has "
-                f"{', '.join(names)}",
-            )
-    return names
-
-
-def from_huggingface(
-    dataset: Any,
-    label: str,
-    features: Sequence[str] = (),
-    user: str | None = None,
-    title: str | None = None,
-    target: Kind | Target = "class",
-) -> Pool:
-    """A pool of records from a Hugging Face ``datasets.Dataset``.
-
-    Columns of numbers, vectors and images are flattened and concatenated; images are scaled to
-    [0, 1]. The library itself is not imported: any object with ``column_names`` that gives columns
-    by name is accepted.
-
-    Args:
-        dataset: The dataset.
-        label: The column to predict.
-        features: The columns to learn from; by default all other columns.
-        user: The column with the user of each record.
-        title: One line for tables and figures.
-        target: ``"class"``, ``"number"``, ``"labels"`` or a ``Target``, as for
-            :func:`from_users`.
-    """
-    names = _column_names(dataset, (label, *features, *([user] if user else [])))
-    chosen = tuple(features) or tuple(name for name in names if name not in (label, user))
-    columns, factors = zip(*(_flat_column(dataset, name) for name in chosen), strict=True)
-    scale = np.repeat(np.array(factors, np.float32), [x.shape[1] for x in columns])
-    users = np.asarray(dataset[user]) if user else None
-    pool = from_pooled(
-        np.concatenate(columns, axis=1) * scale,
-        np.asarray(dataset[label]),
-        users,
-        _class_names(dataset, label, kind_of(target)),
-        title or "Hugging Face dataset",
-        target,
-    )
-    if (scale != 1).any():
-        pool = replace(pool, preparation=(Scale(scale), *pool.preparation))
-    return pool
-
-
 def _labelled(name: str, features: Array, labels: Array) -> tuple[np.ndarray, np.ndarray]:
     """(n, d) float32 and (n, L) of 0 and 1, checked."""
     try:
@@ -325,27 +262,6 @@ def _labelled(name: str, features: Array, labels: Array) -> tuple[np.ndarray, np
         )
     pack(y, f"{name}: labels")  # says what is wrong with them
     return x.reshape(len(x), -1), y.astype(np.int64)
-
-
-def _class_names(dataset: Any, label: str, target: Kind) -> tuple[str, ...] | None:
-    """The names that the dataset itself gives its classes, where it does."""
-    features = getattr(dataset, "features", None)
-    found = features.get(label) if isinstance(features, Mapping) else None
-    names = getattr(found, "names", None)
-    return tuple(names) if names and target == "class" else None
-
-
-def _flat_column(dataset: Any, name: str) -> tuple[np.ndarray, float]:
-    """One column as (n, d) float32, and the factor that brings bytes to [0, 1]."""
-    try:
-        rows = [np.asarray(value) for value in dataset[name]]
-        column = np.stack(rows).reshape(len(rows), -1)
-        return column.astype(np.float32), 1 / 255 if column.dtype == np.uint8 else 1.0
-    except (ValueError, TypeError):
-        raise BadInput(
-            "not-numbers",
-            f"column '{name}' cannot be made numbers of one shape; choose other features",
-        ) from None
 
 
 def _pair(

@@ -1,9 +1,8 @@
-"""What people hold in Python as a federation: data frames, datasets, and partitions of them.
+"""Tables that people hold in Python as a federation.
 
 pandas and Polars frames, Arrow tables and Hugging Face datasets are read as a file of the same
 columns would be: by the same keys (categories, dates, missing values, …), with the same checks.
-Datasets of images or vectors, and PyTorch's, become rows of numbers. None of these libraries is
-imported: a frame is what hands out Arrow data, a dataset what has a length and items.
+None of these libraries but Arrow's is imported: a frame is what hands out Arrow data.
 """
 
 from __future__ import annotations
@@ -12,18 +11,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute
-import torch
 from pydantic import ValidationError
 
 from dpscaffold.data.config import TabularFile
-from dpscaffold.data.loading import federation_of_pool, refuse_refills, table_of, target_of
+from dpscaffold.data.loading import federation_of_pool, refuse_refills, table_of
 from dpscaffold.data.pool import Pool
 from dpscaffold.data.preparation import refuse_redraws
 from dpscaffold.data.sentences import mistake_of
-from dpscaffold.data.sources.arrays import check_widths, from_huggingface, from_pooled
 from dpscaffold.data.tables.missing import NO_NA_STRINGS, NaStrings
 from dpscaffold.data.tables.scan import read_table
 from dpscaffold.errors import BadInput
@@ -50,21 +46,19 @@ def federation_of(
     label: str | Sequence[str] | None = None,
     user: str | None = None,
     *,
-    user_ids: Sequence[Any] | None = None,
-    split: str | None = None,
     notify: Callable[[str], None] | None = None,
     **keys: Any,
 ) -> Federation:
-    """Make a federation from a data frame, a dataset, a mapping or list of them (one per user), or
-    the partitions of a Flower ``FederatedDataset``.
+    """Make a federation from a data frame, or from a mapping or list of them (one per user).
+
+    Images, vectors and other rows of numbers are arrays: :func:`from_users` and
+    :func:`from_pooled` take them.
 
     Args:
-        data: A pandas or Polars frame, an Arrow table, a Hugging Face or PyTorch dataset, a mapping
-            or list of these, or a Flower dataset.
+        data: A pandas or Polars frame, an Arrow table, a Hugging Face dataset of plain columns, or
+            a mapping or list of these.
         label: The column to predict; a list of columns makes several labels.
         user: The column with the user of each record.
-        user_ids: The user of each record, if no column names it.
-        split: Which split of a Flower dataset is used.
         notify: Called with what had to be decided.
         **keys: Keys of the ``[data]`` table for files: ``categories``, ``dates``, ``missing``,
             ``na_values``, ``exclude``, ``target``, ``classes``, ``users``, ``partition``,
@@ -75,18 +69,14 @@ def federation_of(
     >>> federation_of(visits, label="ill", user="clinic", preprocess=[]).names
     ('north', 'south')
     """
-    _require_rows(TITLE, data)
-    held = _by_user(data, split)
+    held = _by_user(data)
     objects = {TITLE: data} if held is None else held
     if not objects:
         raise BadInput("no-users", "a federation needs at least one user, and none was given")
-    settings = _settings(label, user, held is not None or user_ids is not None, keys)
+    settings = _settings(label, user, held is not None, keys)
     refuse_redraws(settings.preprocess)
     refuse_refills(settings)
-    pool = _pool(objects, held is not None, label, settings)
-    if user_ids is not None:
-        pool = _with_users(pool, user_ids)
-    return federation_of_pool(pool, settings, notify)
+    return federation_of_pool(_pool(objects, held is not None, label, settings), settings, notify)
 
 
 def _settings(label: Any, user: str | None, many: bool, keys: Mapping[str, Any]) -> ObjectSettings:
@@ -106,50 +96,30 @@ def _refuse_splits(data: Mapping[Any, Any]) -> None:
         )
 
 
-def _by_user(data: Any, split: str | None) -> dict[str, Any] | None:
+def _by_user(data: Any) -> dict[str, Any] | None:
     """One object per user by name, or None where the data are a single object."""
-    if callable(getattr(data, "load_partition", None)):
-        return _partitions(data, split)
-    if split is not None:
-        raise BadInput(
-            "not-applicable", f"split is {split!r}, and the data have no partitions; leave it out"
-        )
     if isinstance(data, Mapping):
         _refuse_splits(data)
         return {str(name): one for name, one in data.items()}
-    if _is_single(data):
+    if _is_table(data):
         return None
-    if isinstance(data, Iterable) and not isinstance(data, str | bytes | np.ndarray):
+    if isinstance(data, list | tuple):
         return {str(i): one for i, one in enumerate(data)}
-    raise BadInput(
+    raise _not_a_table("data", data)
+
+
+def _not_a_table(name: str, data: Any) -> BadInput:
+    return BadInput(
         "wrong-type",
-        f"data are {type(data).__name__}; give a data frame, a dataset, or a mapping or list of "
-        f"them, one per user",
+        f"{name} is of type {type(data).__name__}; give a data frame, or a mapping or list of "
+        f"them, one per user (for arrays, from_users or from_pooled)",
     )
 
 
-def _partitions(data: Any, split: str | None) -> dict[str, Any]:
-    """The partitions of a Flower dataset, or of one of its partitioners."""
-    partitioners = getattr(data, "partitioners", None)
-    if partitioners is None:
-        return {str(i): data.load_partition(i) for i in range(int(data.num_partitions))}
-    chosen = split or ("train" if "train" in partitioners else next(iter(partitioners), None))
-    if chosen not in partitioners:
-        raise BadInput(
-            "unknown-choice",
-            f"split is {chosen!r}, which is not partitioned; there is {', '.join(partitioners)}",
-        )
-    count = getattr(partitioners[chosen], "num_partitions", partitioners[chosen])
-    return {str(i): data.load_partition(i, chosen) for i in range(int(count))}
-
-
-def _is_single(data: Any) -> bool:
+def _is_table(data: Any) -> bool:
+    """Whether this has columns and rows that can be counted."""
     frame = any(hasattr(data, name) for name in ("__arrow_c_stream__", "iloc", "collect_schema"))
-    return frame or _is_dataset(data) or _is_torch(data)
-
-
-def _is_torch(data: Any) -> bool:
-    return isinstance(data, torch.utils.data.Dataset) and not _is_dataset(data)
+    return frame or (_is_dataset(data) and hasattr(data, "__len__"))
 
 
 def _is_dataset(data: Any) -> bool:
@@ -157,36 +127,13 @@ def _is_dataset(data: Any) -> bool:
     return hasattr(data, "column_names") and hasattr(data, "with_format")
 
 
-def _require_rows(name: str, data: Any) -> None:
-    """Refuse what only hands its rows out one after another, or in batches."""
-    streamed = _is_dataset(data) and not hasattr(data, "__len__")
-    if streamed or isinstance(data, torch.utils.data.DataLoader):
-        advice = "its dataset" if not streamed else "a dataset that was loaded without streaming"
-        raise BadInput(
-            "wrong-type",
-            f"{name} is of type {type(data).__name__}, which has no rows to be counted; give "
-            f"{advice}",
-        )
-
-
 def _pool(objects: Mapping[str, Any], many: bool, label: Any, settings: ObjectSettings) -> Pool:
-    """All records: of tables by their columns, of other datasets as rows of numbers."""
+    """All records, by their columns."""
     for name, one in objects.items():
-        _require_rows(name, one)
-    if all(map(_is_torch, objects.values())):
-        return _stacked({n: _items(n, o) for n, o in objects.items()}, many, settings)
+        if not _is_table(one):
+            raise _not_a_table(name, one)
     if label is None:
         raise BadInput("missing-argument", "label is missing; name the column to be predicted")
-    if any(_is_dataset(one) and _is_nested(one, settings) for one in objects.values()):
-        pairs = {name: _rows(one, settings) for name, one in objects.items()}
-        return _stacked(pairs, many, settings)
-    return _pool_of_tables(objects, many, label, settings)
-
-
-def _pool_of_tables(
-    objects: Mapping[str, Any], many: bool, label: Any, settings: ObjectSettings
-) -> Pool:
-    """The records of tables, by their columns."""
     source = table_of(settings)
     tables = tuple((name, arrow_table(one, source.na_values)) for name, one in objects.items())
     source = replace(source, kind="held", held=tables, many=many)
@@ -251,113 +198,3 @@ def _names(data: Any, label: Any) -> tuple[str, ...]:
     known = _is_dataset(data) and isinstance(label, str)
     features = getattr(data, "features", None) if known else None
     return tuple(getattr((features or {}).get(label), "names", None) or ())
-
-
-def _is_nested(dataset: Any, settings: ObjectSettings) -> bool:
-    """Whether a feature of a Hugging Face dataset is a vector or an image."""
-    names = settings.features or [n for n in dataset.column_names if n not in settings.exclude]
-    schema = dataset.with_format("arrow")[:1].schema
-    kinds = [schema.field(name).type for name in names if name in schema.names]
-    return any(pa.types.is_nested(k) or isinstance(k, pa.BaseExtensionType) for k in kinds)
-
-
-def _rows(
-    dataset: Any, settings: ObjectSettings
-) -> tuple[np.ndarray, np.ndarray, tuple[str, ...], Any]:
-    """Features, labels by name, users where a column names them, and what scaled them."""
-    if not isinstance(settings.label, str):
-        raise BadInput(
-            "not-applicable", "label names several columns, and these data are rows; name one"
-        )
-    left = (settings.label, settings.user, *settings.exclude)
-    features = settings.features or tuple(n for n in dataset.column_names if n not in left)
-    pool = from_huggingface(
-        dataset, settings.label, features, settings.user, target=target_of(settings)
-    )
-    labels = pool.labels
-    if settings.target == "class":
-        labels = np.array(pool.target.classes)[pool.labels]
-    users = () if pool.users is None else tuple(np.array(pool.names)[pool.users])
-    return pool.features, labels, users, pool
-
-
-def _items(name: str, dataset: Any) -> tuple[np.ndarray, np.ndarray, tuple[str, ...], None]:
-    """Features (n, d) and labels (n,) of a PyTorch dataset of pairs."""
-    try:
-        pairs = [(np.asarray(x, dtype=np.float32).reshape(-1), y) for x, y in dataset]
-        x = np.stack([x for x, _ in pairs]) if pairs else np.empty((0, 1), np.float32)
-        y = np.array([one.item() if hasattr(one, "item") else one for _, one in pairs])
-    except (TypeError, ValueError) as problem:
-        raise BadInput(
-            "wrong-type",
-            f"{name}: items of {type(dataset).__name__} must be pairs (features, label) of one "
-            f"shape ({problem})",
-        ) from None
-    return x, y, (), None
-
-
-def _refuse_column_keys(settings: ObjectSettings) -> None:
-    stray = [k for k in ("categories", "dates") if getattr(settings, k)]
-    stray += ["missing"] if settings.missing != "refuse" else []
-    stray += [key for key in ("na_values", "values") if getattr(settings, key)]
-    if stray:
-        raise BadInput(
-            "not-applicable",
-            f"{stray[0]} is given, which belongs to columns, and these data are rows",
-        )
-
-
-def _stacked(
-    parts: Mapping[str, tuple[np.ndarray, np.ndarray, tuple[str, ...], Any]],
-    many: bool,
-    settings: ObjectSettings,
-) -> Pool:
-    """Rows of numbers of all users as one pool."""
-    _refuse_column_keys(settings)
-    features, labels, *_ = zip(*parts.values(), strict=True)
-    check_widths(features)
-    users: list[str] = []
-    for name, (_, y, named, _) in parts.items():
-        users += named or [name] * (len(y) * many)
-    pool = from_pooled(
-        np.concatenate(features),
-        np.concatenate(labels),
-        np.array(users) if users else None,
-        settings.classes or _same_classes(parts, settings),
-        TITLE,
-        target_of(settings),
-    )
-    first = next(iter(parts.values()))[3]
-    steps = () if first is None else first.preparation
-    scaled = [step for step in steps if not _says(step)]
-    return replace(pool, preparation=(*scaled, *pool.preparation))
-
-
-def _says(step: Any) -> bool:
-    """Whether a step only says something; what was said of one user's labels holds of all."""
-    return type(step).__name__ == "Remark"
-
-
-def _same_classes(parts: Mapping[str, Any], settings: ObjectSettings) -> tuple[str, ...] | None:
-    """The classes that the dataset names itself, where all of its partitions do."""
-    pools = [pool for *_, pool in parts.values() if pool is not None]
-    if settings.target != "class" or not pools:
-        return None
-    named = {pool.target.classes for pool in pools if not any(map(_says, pool.preparation))}
-    return named.pop() if len(named) == 1 else None
-
-
-def _with_users(pool: Pool, ids: Sequence[Any]) -> Pool:
-    """The user of each record, as it was given."""
-    if pool.users is not None:
-        raise BadInput(
-            "conflicting-arguments",
-            "user_ids are given, and the data name the user of each record; leave one out",
-        )
-    if len(ids) != len(pool):
-        raise BadInput(
-            "count-differs",
-            f"user_ids are given for {len(ids)} records, and there are {len(pool)}; give one each",
-        )
-    names, codes = np.unique([str(one) for one in ids], return_inverse=True)
-    return replace(pool, users=codes.astype(np.int64), names=tuple(str(n) for n in names))
