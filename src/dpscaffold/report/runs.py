@@ -6,15 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any, Literal
+from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.showing import digits_up, round_up
 from dpscaffold.privacy.statement_types import Statement
 from dpscaffold.report.drawing import new_figure, save_figure
-from dpscaffold.report.fitting import TextColumn, fitted
+from dpscaffold.report.fitting import legible
 from dpscaffold.runs.folder import RunFolder
 from dpscaffold.runs.history import HistoryRow
 from dpscaffold.runs.ledger import SUMMARY, read_account
@@ -207,9 +208,8 @@ def _optimum_lines(
     return lines
 
 
-def comparison_table(runs: list[RunRecord], width: int = 80) -> Table:
-    """One row per run, and the central optimum where it was solved. Nothing wraps: names are
-    shortened, no two to the same, and columns left out where there is no room; ε stays."""
+def comparison_table(runs: list[RunRecord], width: int = 80) -> Table | Text:
+    """One row per run, and the central optimum where it was solved."""
     rows = [run.row() for run in runs]
     several = len({row["data"] for row in rows}) > 1
     of_data = "" if several else f", {rows[0]['data']}"
@@ -219,27 +219,16 @@ def comparison_table(runs: list[RunRecord], width: int = 80) -> Table:
         for name, run, row in zip(labels(runs), runs, rows, strict=True)
     ]
     lines += _optimum_lines(runs, rows, metrics)
-    heads = [
-        "run",
-        "data",
-        "rounds",
-        *map(titled, metrics),
-        "loss",
-        "log₁₀ gap",
-        "ε server",
-        "time",
+    shown = map(titled, metrics)
+    head = ["run", "data", "rounds", *shown, "loss", "log₁₀ gap", "ε server", "time"]
+    kept = [
+        k
+        for k, name in enumerate(head)
+        if any(line[k] for line in lines) and (several or name != "data")
     ]
-    importance = [None, 5, 3, *[4] * len(metrics), 2, 1, None, 0]
-    columns = [
-        TextColumn(head, tuple(cells), rank, head in ("run", "data"), _side(head))
-        for head, rank, *cells in zip(heads, importance, *lines, strict=True)
-        if head != "data" or several
-    ]
-    return fitted(columns, width, f"means over the last 10 % of rounds{of_data}")
-
-
-def _side(head: str) -> Literal["left", "right"]:
-    return "left" if head in ("run", "data") else "right"
+    cells = [[line[k] for k in kept] for line in lines]
+    title = f"means over the last 10 % of rounds{of_data}"
+    return legible([head[k] for k in kept], cells, width, title)
 
 
 def labels(runs: list[RunRecord]) -> list[str]:

@@ -9,34 +9,24 @@ from pathlib import Path
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
 from dpscaffold.atomic import atomic_file, write_text
 from dpscaffold.report.drawing import new_figure, save_figure
-from dpscaffold.report.fitting import TextColumn, fitted
+from dpscaffold.report.fitting import legible
 from dpscaffold.runs.written import to_toml
 from dpscaffold.tuning.tuning import Score, TuningResult
 
 
-def tuning_table(tuned: TuningResult, width: int = 80) -> Table:
-    """One line per point of the grid, the best one marked; no wider than the terminal."""
+def tuning_table(tuned: TuningResult, width: int = 80) -> Table | Text:
+    """One line per point of the grid, the best one marked."""
     table = tuned.tune
     title = (
         f"validation {tuned.metric.title} on {tuned.title}, "
         f"{table.used_folds} of {table.folds} folds ({tuned.output})"
     )
-    scores = tuned.scores
-    means = ["diverged" if s.diverged else f"{s.mean:.4f}" for s in scores]
-    spreads = ["" if s.diverged else f"{s.deviation:.4f}" for s in scores]
-    columns = [
-        TextColumn(key, tuple(_text(s.values[key]) for s in scores), None, True)
-        for key in table.grid
-    ]
-    columns += [
-        TextColumn(tuned.metric.title, tuple(means), None, True),
-        TextColumn("± folds", tuple(spreads), 0),
-        TextColumn("", tuple("best" if s is tuned.best else "" for s in scores)),
-    ]
-    return fitted(columns, width, title)
+    rows = [[*_row(score), "best" if score is tuned.best else ""] for score in tuned.scores]
+    return legible([*table.grid, tuned.metric.title, "± folds", ""], rows, width, title)
 
 
 def write_tuning(tuned: TuningResult, folder: Path, command: str) -> list[str]:
