@@ -173,7 +173,7 @@ def test_values_show_themselves_shortly() -> None:
         shown = value._repr_html_()
         assert len(repr(value)) < 600, repr(value)
         assert len(shown) < 6000 and shown.startswith("<table>") and "<script" not in shown
-    assert "<svg" in result._repr_html_() and "DP-FedAvg" in repr(result)
+    assert "DP-FedAvg" in repr(result)
     assert json.loads(json.dumps(result.privacy.to_json()))["quote"] == repr(result.privacy)
 
 

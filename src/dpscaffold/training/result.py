@@ -23,7 +23,7 @@ from dpscaffold.models.personal import (
 from dpscaffold.models.trained import Origin
 from dpscaffold.privacy.showing import round_up
 from dpscaffold.privacy.statement_types import Statement
-from dpscaffold.report.notebook import html_table, small_curve
+from dpscaffold.report.notebook import html_table
 from dpscaffold.runs.history import HistoryRow, MetricValues
 from dpscaffold.runs.summary import Summary
 from dpscaffold.setting import Setting
@@ -98,12 +98,7 @@ class Result:
         ]
 
     def _repr_html_(self) -> str:
-        metric = shown_metric(self.federation.target)
         rows = self._told()
-        for name in (metric, "train_loss"):
-            values = [v for row in self.history if (v := row.metrics.get(name)) is not None]
-            what = name.replace("_", " ")
-            rows.append((f"{what} by round", small_curve(values, what)))
         rows.append(("privacy", self.privacy.quote))
         return html_table("Result", rows)
 
