@@ -149,7 +149,6 @@ class HandOut:
     def show(self) -> None:
         """Write the page and the card."""
         command("report", self.run, "--out", self.left / "page.html")
-        command("report", self.run, "--markdown", "--out", self.left / "MODEL_CARD.md")
 
     def json(self, name: str) -> dict[str, Any]:
         return dict(json.loads((self.run / name).read_text()))
@@ -401,7 +400,7 @@ def test_a_deployed_run_hands_out_noised_values_alone(tmp_path: Path, algorithm:
         deployed(tmp_path / name, table, algorithm) for name, table in tables.items()
     )
     for made, found in ((one, scores), (other, others)):
-        for path in (made.left / "MODEL_CARD.md", made.left / "page.html"):
+        for path in (made.left / "page.md", made.left / "page.html"):
             text = re.sub("<img [^>]*>", "", path.read_text())
             for name in [name for name in found if name.startswith("test_")]:
                 text = text.replace(f"{found[name]:.4f}", name).replace(f"{found[name]:.4g}", name)
@@ -486,7 +485,7 @@ def test_a_leak_on_a_page_is_seen(pair: tuple[HandOut, HandOut], leak: Any) -> N
             leak(patch)
             for made in pair:
                 made.show()
-        assert differences(*pair) == ["MODEL_CARD.md", "page.html"]
+        assert differences(*pair) == ["page.html", "page.md"]
     finally:
         for made in pair:
             made.show()

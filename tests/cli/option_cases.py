@@ -239,10 +239,10 @@ MODELS = (
         "report",
         "two runs",
         "small released",
-        acts="--out other.html; --markdown; --with-metrics; --json",
+        acts="--out other.html; --with-metrics; --json",
     ),
-    Mode("report", "a simulation", "small --markdown", refused="--with-metrics", whole=False),
-    Mode("report", "a release", "released --markdown", acts="--with-metrics", whole=False),
+    Mode("report", "a simulation", "small", refused="--with-metrics", whole=False),
+    Mode("report", "a release", "released", acts="--with-metrics", whole=False),
     Mode(
         "predict",
         "a file",

@@ -23,7 +23,6 @@ LINES = (
     "init a.npz",
     "compare run --out f.svg",
     "report run --out page.html",
-    "report run --markdown --out card.md",
     "predict run table.csv --out said.csv",
     "predict run tab*.csv --out said.csv",
     "predict run tab*.csv --out said",

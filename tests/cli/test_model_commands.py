@@ -193,7 +193,9 @@ def test_what_is_written_is_told_as_json(run: Path, tmp_path: Path) -> None:
     told = json.loads(said.stdout)
     assert told["model"] == str(tmp_path / "m") and told["leaves_unprotected"]
     said = command("report", run / "run", "--out", page, "--json").stdout
-    assert json.loads(said) == {"report": str(page)} and page.exists()
+    card = page.with_suffix(".md")
+    assert json.loads(said) == {"report": str(page), "markdown": str(card)}
+    assert page.exists() and card.exists()
     asked = command("predict", run / "run", run / "clinic.csv", "--json", check=False)
     assert asked.returncode == 2 and asked.stdout == "" and "--out" in asked.stderr
 

@@ -56,7 +56,7 @@ LINES = (
     "train c.toml --out new -v",
     "train --resume run --set plan.rounds=3",
     "compare run --out f.svg",
-    "report run --markdown",
+    "report run",
     "evaluate run",
     "privacy run",
     "privacy c.toml",

@@ -124,12 +124,11 @@ def test_a_release_of_a_file_with_comments_asks_for_the_line_of_its_header(
 def names_the_draft(run: str) -> set[bool]:
     """Whether the statement, both forms of the report and the short answer name the draft."""
     sentence = "The configuration was drafted from the records"
-    for words in (["--out", "page.html"], ["--markdown", "--out", "card.md"]):
-        assert command("report", run, *words)[0] == 0
+    assert command("report", run, "--out", "page.html")[0] == 0
     stated = json.loads(command("privacy", run, "--json")[1])
     return {
         *(sentence in " ".join(said["outside"]) for said in (stated, load_model(run).privacy)),
-        sentence in " ".join(Path("card.md").read_text().split()),
+        sentence in " ".join(Path("page.md").read_text().split()),
         sentence in " ".join(Path("page.html").read_text().split()),
         "the drafted configuration" in " ".join(command("privacy", run)[1].split()),
     }

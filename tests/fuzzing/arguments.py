@@ -40,7 +40,7 @@ LINES: tuple[str, ...] = (
     "compare run run2 --json",
     "compare run --out figure.svg",
     "report run --out page.html",
-    "report run --markdown",
+    "report run",
     "predict run3 table.csv --out said.csv --keep site --probabilities",
     "predict run3 sites --out said --keep site",
     "predict run3 sites/*.csv table.csv --out said.parquet --json",

@@ -469,5 +469,5 @@ def test_from_the_command_line(command, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.svg"))
     code, out, err = command("compare", "run", "other", "--json")
     assert code == 0, err
-    code, out, err = command("report", "run", "--markdown")
+    code, out, err = command("report", "run")
     assert code == 0, err

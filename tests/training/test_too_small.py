@@ -128,11 +128,9 @@ def test_nothing_that_is_written_tells_the_size_of_a_user(tmp_path, unit):
     folder = tmp_path / "run"
     privacy = Gaussian(noise=4.0, unit=unit, secret=True)
     train(federation(SIZES), Logistic(4, 3), scaffold(), PLAN, privacy, out=folder)
-    for name, options in (("report.html", []), ("card.md", ["--markdown"])):
-        made = CliRunner().invoke(
-            app, ["report", str(folder), "--out", str(tmp_path / name), *options]
-        )
-        assert made.exit_code == 0, made.output
+    page = tmp_path / "report.html"
+    made = CliRunner().invoke(app, ["report", str(folder), "--out", str(page)])
+    assert made.exit_code == 0, made.output
     answers = [
         CliRunner().invoke(app, [*words, str(folder)]).output
         for words in (["privacy"], ["privacy", "--json"], ["compare", "--json"])

@@ -58,7 +58,7 @@ SUMMARIES = {
     "init": "look at your data and draft a configuration",
     "train": "train a model and write a run folder",
     "compare": "compare runs in one table and one figure",
-    "report": "write a one-page HTML report or a model card to share",
+    "report": "write a one-page report to share, as HTML and as Markdown",
     "predict": "write predictions for new rows",
     "evaluate": "measure a model on test records or on labelled rows",
     "personalise": "fit a model for one site, near the common model",
