@@ -285,16 +285,7 @@ MODELS = (
         "personalise",
         "a table",
         "table rows.csv",
-        acts="--out other; --site north; --label well; --strength 1; --module own_net:net; --json; "
-        "--noised --epsilon 1",
-        refused="--epsilon 1; --steps 5; --step-size 1",
-    ),
-    Mode(
-        "personalise",
-        "a table, with noise",
-        "table rows.csv --noised --epsilon 1",
-        acts="--epsilon 2; --steps 0; --step-size 0",
-        whole=False,
+        acts="--out other; --site north; --label well; --strength 1; --module own_net:net; --json",
     ),
     Mode(
         "export",

@@ -18,17 +18,13 @@ from ranks import environment, held_port, on_ranks, values
 
 import dpscaffold
 from dpscaffold import cli
-from dpscaffold.models.noised import released
 from dpscaffold.models.personal import JOINING, stored_models
-from dpscaffold.training.noised import STATEMENT
 
 SMALL = "[data]\nusers = 4\nrecords = 20\n[plan]\nrounds = 2\nlocal_steps = 2\nuser_ratio = 1.0\n"
 PRIVATE = "[privacy]\nnoise = 5.0\n"
-FINE_TUNED = SMALL + PRIVATE + '[personal]\nkind = "fine-tune"\nnoised = true\nepsilon = 1.0\n'
 REGULARISED = SMALL + PRIVATE + '[personal]\nkind = "mean-regularised"\nstrength = 0.5\n'
 FILES = {
     "run.toml": SMALL,
-    "fine.toml": FINE_TUNED,
     "regularised.toml": REGULARISED,
 }
 
@@ -80,7 +76,6 @@ def succeeds(rank: int, folder: Path) -> list[tuple[Any, str, str]]:
 
 #: Commands that work, each with a folder that it writes.
 WORKING = [
-    "train fine.toml --out several/fine",
     "train regularised.toml --out several/regularised",
 ]
 
@@ -130,14 +125,6 @@ def test_ranks_train_personal_models_as_one_process_does(answers, folder):
     assert torch.allclose(mine, theirs, rtol=1e-4, atol=1e-6)
     joined = [json.loads((place / JOINING).read_text()) for place in (one, several)]
     assert joined[0].keys() == joined[1].keys()
-
-
-def test_rank_0_alone_makes_noised_personal_models(answers, folder):
-    """Made by every rank, they would be several releases."""
-    places = (one_process(folder, "fine", f"train {folder / 'fine.toml'}"), folder / "several/fine")
-    assert [len(released(place)) for place in places] == [1, 1]
-    mine, theirs = (json.loads((place / STATEMENT).read_text()) for place in places)
-    assert mine == theirs
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -20,11 +20,9 @@ from dpscaffold.privacy import (
     RANDOM_PARTICIPATION,
     Cost,
     Ledger,
-    statement,
 )
 from dpscaffold.privacy.composition import RunPart, _convolved, together
 from dpscaffold.privacy.drawn import FROM_SYSTEM, UNKNOWN, SeedKnowledge
-from dpscaffold.privacy.further import FurtherRelease, with_further
 from dpscaffold.privacy.human import losses
 
 SERVER = {"server": RANDOM_PARTICIPATION}
@@ -190,20 +188,6 @@ def test_runs_whose_draws_somebody_may_have_chosen_quote_their_ledgers(origin):
     assert found.quoted == "ledger" and found.epsilon["ledger"] > together(parts).epsilon["server"]
     spent = sum(part.ledger.of(0) for part in parts)
     assert found.epsilon["ledger"] == pytest.approx(spent)
-
-
-def test_what_is_added_to_a_run_of_a_chosen_draw_is_added_to_its_ledger():
-    """Once more mechanisms read the records, the ε of the run that counts is the quoted one."""
-    ledger = Ledger(run_of(SMALL))
-    for round in range(1, 6):
-        ledger.record(round, [0, round])
-    said = statement(ledger.run, ledger, draw_given=True)
-    spent = ledger.largest()
-    assert said.quoted_epsilon == spent > 1.5 * said.server.epsilon
-    more = with_further(said, [FurtherRelease("a count", 0.25, 1e-6)])
-    for view in (more.server, more.third_party, more.participant):
-        assert view.epsilon == pytest.approx(spent + 0.25)
-    assert more.quoted_epsilon == pytest.approx(spent + 0.25)
 
 
 def test_given_who_took_part_the_same_user_adds_up():

@@ -31,15 +31,11 @@ from dpscaffold.config import Configuration
 from dpscaffold.federation.schema import Target
 from dpscaffold.models.evaluate import evaluate, score_held_out
 from dpscaffold.models.export import export
-from dpscaffold.models.noised import RELEASES, NoisedSteps, noised_fit, steps_after
 from dpscaffold.models.personal import (
-    COMPOSED_EPSILON,
     NOT_COVERED,
     compare_sites,
-    coverage,
     split,
 )
-from dpscaffold.runs.journal import Journal
 from dpscaffold.tasks.linear import Linear
 from dpscaffold.tasks.losses import LOSSES
 from dpscaffold.tasks.near import NearFit, SiteRows, better_of, fit_near, fit_sites
@@ -276,115 +272,30 @@ def test_a_site_fits_its_own_table_on_the_command_line(tmp_path: Path) -> None:
         load_model(tmp_path / "again")
 
 
-def swapped() -> Federation:
-    """Three users, of which the last one's labels are the others' turned round."""
-    stream = np.random.default_rng(0)
-    parts = []
-    for user in range(3):
-        x = stream.standard_normal((400, 2)).astype(np.float32)
-        parts.append((x, ((x[:, 0] > 0) ^ (user == 2)).astype(np.int64)))
-    return Federation.from_arrays(parts, parts, classes=2)
-
-
-NOISED_RUN = {
-    "plan": {"rounds": 4, "local_steps": 2, "user_ratio": 1.0, "data_ratio": 0.5, "seed": 1},
-    "privacy": {"clip": 1.0, "noise": 8.0},
-    "personal": {"noised": True, "epsilon": 2.0, "steps": 10, "step_size": 1.0},
-    "data": {"users": 3, "records": 60},
-}
-
-
-def test_noised_steps_reach_a_site_that_is_like_no_other() -> None:
-    data, task = swapped(), Logistic(2, 2)
-    plan = Plan(rounds=5, local_steps=5, user_ratio=1.0, learning_rate=5.0, data_ratio=0.5, seed=0)
-    common = train(data, task, fedavg(), plan, Gaussian(clip=1.0, noise=4.0)).model
-    assert common.privacy is not None and common.privacy.run is not None
-    right = []
-    for epsilon in (20.0, 0.001):
-        given = steps_after(common.privacy.run, 400, epsilon, step_size=2.0)
-        params = noised_fit(task, SiteRows(*data.train.of(2)), common.params, given)
-        x, y = data.test.of(2)
-        right.append(float((task.scores(params, task.prepare(x)).argmax(1) == y).float().mean()))
-    x, y = data.test.of(2)
-    common_right = (task.scores(common.params, task.prepare(x)).argmax(1) == y).float().mean()
-    assert right[0] > 0.9 > 0.2 > float(common_right)
-    far = noised_fit(task, SiteRows(*data.train.of(2)), common.params, given) - common.params
-    assert float(far.norm()) < 1e4  # shrunk towards x: the noise alone has a norm of about 10⁵
-
-
-def test_a_noised_step_is_the_clipped_mean_with_the_accounted_noise() -> None:
-    """Over many draws: the mean is that of clipped gradients, and the spread is 2Cσ/R."""
-    data, task = swapped(), Logistic(2, 2)
-    rows, x = SiteRows(*data.train.of(0)), torch.zeros(6)
-    given = NoisedSteps(1.0, 1e-5, 0.3, "fixed", "replace-one", 400, steps=1, step_size=1.0)
-    drawn = torch.stack([noised_fit(task, rows, x, given, 0.0) for _ in range(400)])
-    features = task.prepare(rows.features)
-    each = torch.autograd.functional.jacobian(lambda w: task.losses(w, features, rows.labels), x)
-    clipped = each * (0.3 / each.norm(dim=1)).clamp_max(1.0)[:, None]
-    spread = 2 * 0.3 * given.mechanism.noise / 400
-    error = (drawn.mean(0) + clipped.mean(0)).abs().max()
-    assert float(error) < 4.5 * spread / 20
-    assert float(drawn.std(0).mean()) == pytest.approx(spread, rel=0.08)
-
-
-def test_the_composed_epsilon_is_the_sum_and_is_recorded_before(tmp_path: Path) -> None:
-    result = run(NOISED_RUN, out=tmp_path / "run")
-    said = result.composed
-    assert said is not None and result.own is not None
-    alone = max(result.privacy.server.epsilon, result.privacy.server.ledger or 0.0)
-    assert alone + 1.95 < said.server.epsilon <= alone + 2.0
-    assert said.delta == pytest.approx(2 * result.privacy.delta)
-    model = result.personal(1)
-    assert model.privacy is said and coverage(model) == COMPOSED_EPSILON
-    again = run(NOISED_RUN, out=tmp_path / "run", resume=True)  # no second release
-    assert torch.equal(again.own, result.own)
-    assert again.composed.server.epsilon == said.server.epsilon
-    journal = list(Journal(tmp_path / "run" / RELEASES).lines())
-    assert len(journal) == 1 and journal[0]["epsilon"] <= 2.0
-    longer = {**NOISED_RUN, "plan": {**NOISED_RUN["plan"], "rounds": 8}}
-    more = run(longer, out=tmp_path / "run", resume=True)
-    assert torch.equal(more.own, result.own) and more.composed.server.epsilon > said.server.epsilon
-    alone = max(more.privacy.server.epsilon, more.privacy.server.ledger or 0.0)
-    assert alone + 1.95 < more.composed.server.epsilon
-
-
-def test_noised_models_that_cannot_be_accounted_are_refused(tmp_path: Path) -> None:
-    with refuses("no-privacy"):
-        run({k: v for k, v in NOISED_RUN.items() if k != "privacy"}, out=tmp_path / "a")
-    with refuses("not-applicable"):
-        run(NOISED_RUN, {"privacy.unit": "user"}, out=tmp_path / "b")
-    with refuses("median-clip"):
-        run(NOISED_RUN, {"privacy.clip": "median"}, out=tmp_path / "c")
-    with refuses("not-applicable"):
-        run(NOISED_RUN, {"personal.kind": "mean-regularised"})
-    with refuses("missing-key"):
-        run({**NOISED_RUN, "personal": {"noised": True}})
-    with refuses("not-applicable"):
-        run({**NOISED_RUN, "personal": {"epsilon": 1.0}})
-    assert not any(tmp_path.iterdir())
-
-
-def test_noised_models_of_one_folder_add_up_on_the_command_line(tmp_path: Path) -> None:
-    table = tmp_path / "rows.csv"
-    stream = np.random.default_rng(0)
-    rows = stream.standard_normal((60, 2))
-    lines = [f"{a:.4f},{b:.4f},{'yes' if a > 0 else 'no'}" for a, b in rows]
-    table.write_text("a,b,ill\n" + "\n".join(lines) + "\n")
-    config = {
-        "data": {"source": "csv", "path": str(table), "label": "ill", "users": 3},
-        "plan": {"rounds": 2, "local_steps": 1, "user_ratio": 1.0},
-        "privacy": {"noise": 8.0},
-    }
-    ran = run(config, out=tmp_path / "run")
-    found = []
-    for name in ("one", "two"):
-        done = done_here("personalise", str(tmp_path / "run"), str(table), "--out",
-                         str(tmp_path / name), "--noised", "--epsilon", "1", "--json")  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        found.append(json.loads(done.stdout))
-    alone = ran.privacy.server.epsilon
-    assert alone + 0.95 < found[0]["epsilon"] <= alone + 1.0 + 1e-9 or ran.privacy.quotes_ledger
-    assert found[1]["epsilon"] - found[0]["epsilon"] == pytest.approx(1.0, rel=0.02)
-    assert found[1]["delta"] == pytest.approx(1.5 * found[0]["delta"])
-    refused = done_here("personalise", str(tmp_path / "run"), str(table), "--epsilon", "1")
-    assert refused.returncode == 2 and "--noised" in refused.stderr
+@pytest.mark.parametrize("name", ["noised.jsonl", "personal-privacy.json", "joining.json"])
+def test_a_folder_with_releases_that_are_not_added_is_refused(name: str, tmp_path: Path) -> None:
+    """By everything that states, adds up or fits further: more was spent than its ledger says."""
+    data = federation((12, 12, 12), classes=3)
+    plan = Plan(rounds=2, local_steps=2, user_ratio=1.0)
+    for run_folder in ("one", "two"):
+        train(data, Logistic(4, 3), fedavg(), plan, Gaussian(noise=5.0), out=tmp_path / run_folder)
+    one, two = str(tmp_path / "one"), str(tmp_path / "two")
+    (tmp_path / "rows.csv").write_text("a\n1\n")
+    rows = str(tmp_path / "rows.csv")
+    calls = (
+        ["privacy", one],
+        ["privacy", two, one],
+        ["report", one, "--out", str(tmp_path / "page.html")],
+        ["personalise", one, rows, "--out", str(tmp_path / "own")],
+        ["personalise", f"{one}/model", rows, "--out", str(tmp_path / "own")],
+        ["export", one, "--to", "safetensors", "--out", str(tmp_path / "exported")],
+        ["compare", one, two, "--json"],
+    )
+    (tmp_path / "one" / name).write_text("{}\n")
+    for words in calls:
+        done = done_here(*words)
+        assert done.returncode == 2 and "released after the run" in done.stderr, (words, done)
+    (tmp_path / "one" / name).rename(tmp_path / "one" / "model" / name)
+    with refuses("wrong-version"):
+        load_model(tmp_path / "one")
+    assert not (tmp_path / "own").exists() and not (tmp_path / "page.html").exists()

@@ -140,7 +140,7 @@ def _joining(run: Path, model: Model, asked: bool) -> SitesCompared | None:
     if not asked and settings.personal is None:
         return None
     federation, chosen = load_federation(settings.data), settings.personal
-    if chosen is not None and (chosen.noised or chosen.kind == "mean-regularised"):
+    if chosen is not None and chosen.kind == "mean-regularised":
         own = stored_models(run, federation.users, model.params)
         return compare_sites(model, federation, own=own)
     return compare_sites(model, federation, "auto" if chosen is None else chosen.strength)

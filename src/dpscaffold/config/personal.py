@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import field_validator
 
 from dpscaffold.algorithms import Algorithm
 from dpscaffold.algorithms.mean_regularised import mean_regularised
@@ -27,36 +27,6 @@ class PersonalSettings(ConfigTable):
     it by records that it holds out ('fine-tune'), or it is estimated from the known noise and the
     uploads of the first round ('mean-regularised'). Value: a number, 0 or more, or 'auto'.
     Example: ``0.1``"""
-    noised: bool = False
-    """Whether the steps of fine-tuning are noised, so that personal models may leave their sites at
-    the composed ε of run and steps ('fine-tune' only). Example: ``true``"""
-    epsilon: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """ε of the noised steps of a site, at the run's δ; it is added to the run's (needed by noised).
-    Example: ``1.0``"""
-    steps: int = Field(default=50, ge=1)
-    """The number of noised steps over all records of a site. Example: ``50``"""
-    step_size: float = Field(default=0.5, gt=0, allow_inf_nan=False)
-    """The size of a noised step. Example: ``0.5``"""
-
-    @model_validator(mode="after")
-    def _noise_belongs(self) -> PersonalSettings:
-        if self.noised and self.kind != "fine-tune":
-            raise BadValue(
-                "not-applicable",
-                "noised is true, and 'mean-regularised' models are made of noised gradients "
-                "already; leave it out",
-            )
-        if self.noised and self.epsilon is None:
-            raise BadValue(
-                "missing-key", "noised is true without epsilon; say what the steps may spend"
-            )
-        given = {"epsilon", "steps", "step_size"} & self.model_fields_set
-        if not self.noised and given and self.epsilon is not None:
-            raise BadValue(
-                "not-applicable",
-                f"{min(given)} is given, which is for noised = true; set that, or leave it out",
-            )
-        return self
 
     @field_validator("kind", mode="before")
     @classmethod

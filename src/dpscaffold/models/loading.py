@@ -27,6 +27,7 @@ from dpscaffold.models.storage import (
 )
 from dpscaffold.models.trained import Origin
 from dpscaffold.privacy.statement_types import Statement
+from dpscaffold.runs.further import refuse_further
 from dpscaffold.tasks import Task
 from dpscaffold.tasks.stored import task_of
 
@@ -84,6 +85,7 @@ def find_model(folder: Path) -> Path:
     """The folder that holds the model: the one named, or the one inside a run folder."""
     for place in (folder, folder / WITHIN):
         if (place / INDEX).is_file():
+            refuse_further(place)
             return place
     if (folder / "config.toml").exists():
         raise BadInput(

@@ -15,7 +15,6 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from dpscaffold.algorithms.mean_regularised import given_out
@@ -46,14 +45,6 @@ SERVERS_EPSILON = (
     "This is a personal model: it was trained from the noised gradients of one site. ε towards the "
     "server covers it; an ε towards third parties, who see the common model alone, does not."
 )
-#: What is said of personal models that were fine-tuned by noised steps.
-COMPOSED_EPSILON = (
-    "This is a personal model: it was fine-tuned to the records of one site by noised steps. The "
-    "composed ε of its statement, that of the run and of these steps together, covers it and its "
-    "answers."
-)
-#: Where a run folder keeps the noised personal models of its users.
-NOISED = "personal.safetensors"
 #: Where a run folder keeps the three numbers of every site.
 JOINING = "personal.json"
 #: The share of rows that is held out where one table must serve for fitting and for testing.
@@ -105,8 +96,6 @@ def own_models(setting: Setting, memories: Memories, common: Tensor) -> Tensor |
 
 def stored_models(folder: Path, users: int, common: Tensor) -> Tensor:
     """The users' own parameters (M, P) in the folder of a run that makes them."""
-    if (folder / NOISED).exists():
-        return load_file(folder / NOISED)["personal"]
     saved = RunFolder(folder).load_checkpoint()
     if saved is None or "personal" not in saved.memories["slots"]:
         raise BadInput(
@@ -120,10 +109,9 @@ def stored_models(folder: Path, users: int, common: Tensor) -> Tensor:
 
 def coverage(model: Model) -> str:
     """Whether ε covers a personal model; what does not say so is not covered."""
-    known = (SERVERS_EPSILON, COMPOSED_EPSILON)
-    said = [step.sentence for step in model.preparation if step.sentence in known]
+    trained = any(step.sentence == SERVERS_EPSILON for step in model.preparation)
     guaranteed = model.privacy is not None and model.privacy.guarantee
-    return said[-1] if said and guaranteed else NOT_COVERED
+    return SERVERS_EPSILON if trained and guaranteed else NOT_COVERED
 
 
 def _near(model: Model, sites: Sequence[SiteRows], strength: Strength) -> list[NearFit]:

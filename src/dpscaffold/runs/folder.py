@@ -48,6 +48,7 @@ from dpscaffold.errors import BadInput
 from dpscaffold.privacy.statement_types import Statement
 from dpscaffold.runs.checkpoint import Checkpoint
 from dpscaffold.runs.data_key import KEY, read_key, write_key
+from dpscaffold.runs.further import refuse_further
 from dpscaffold.runs.history import HistoryRow
 from dpscaffold.runs.summary import Summary
 from dpscaffold.runs.written import plain, versions
@@ -363,6 +364,7 @@ class RunFolder:
 
     def statement(self) -> Statement | None:
         """The privacy statement, or None where the run has none yet."""
+        refuse_further(self.path)
         found = self.read_json("privacy.json")
         if found is None:
             return None

@@ -27,13 +27,12 @@ from dpscaffold.privacy.drawn import UNKNOWN, Origin, SeedKnowledge
 from dpscaffold.privacy.human import GROUPS
 from dpscaffold.privacy.statement_types import JournalHead, Statement
 from dpscaffold.runs.earlier import EARLIER, People, mark_of_earlier, read_people
+from dpscaffold.runs.further import refuse_further
 from dpscaffold.runs.journal import Anchor, Journal, digest
 from dpscaffold.runs.parts import Parts, RoundEntry
 from dpscaffold.setting.seeds import SEED, Seed
 
 JOURNAL, SUMMARY, PREPARATION = "ledger.jsonl", "ledger.json", "preprocessing.json"
-#: A file of releases after the run that this version cannot add.
-_FURTHER = "joining.json"
 AGAIN = "restore it or start a new run"
 #: The key of a line that says up to which round the run was extended.
 EXTENDS = "extends"
@@ -190,12 +189,7 @@ def read_account(folder: Path) -> Account:
     What makes a run more than a simulation is read from the first line of its journal, and from
     nothing that can be edited or left out.
     """
-    if (folder / _FURTHER).exists():
-        raise PrivacyError(
-            "wrong-version",
-            f"{folder / _FURTHER} holds what sites released after the run, and this version cannot "
-            f"add it to the run's ε; read the folder with the version that wrote it",
-        )
+    refuse_further(folder)
     ledger, journal = _read(folder)
     steps, costs = read_preprocessing(folder)
     opening = read_opening(journal)

@@ -29,7 +29,6 @@ from dpscaffold.training import run as run_setting
 from dpscaffold.training.distributed import leads, own_hardware
 from dpscaffold.training.events import Listener, ListenerList, silence
 from dpscaffold.training.front import require_folder
-from dpscaffold.training.noised import refuse_noised, with_noised
 from dpscaffold.training.progress import Progress
 from dpscaffold.training.stopping import Stopping
 
@@ -191,8 +190,6 @@ def run_settings(
     if privacy is not None and privacy.release:
         settings = for_release(settings, federation)
     setting = _setting_of(settings, federation)
-    if settings.personal is not None and settings.personal.noised:
-        refuse_noised(setting, None if privacy is None else privacy.budget_file)
     resolved, home = settings.resolved(setting), settings.home
     if say is not None:
         say(str(federation))
@@ -228,8 +225,6 @@ def _with_joining(result: Result, settings: Configuration, say: Say | None) -> R
     kept in the run folder."""
     if settings.personal is None or result.ended == "interrupted":
         return result
-    if settings.personal.noised:
-        result = with_noised(result, settings.personal)
     federation = result.federation
     if say is not None and federation.train.features.numel() > LONG:
         say(f"fitting a local and a personal model for each of {federation.users} users")

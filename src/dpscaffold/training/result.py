@@ -11,7 +11,6 @@ from torch import Tensor
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
 from dpscaffold.models.model import Model, Raw
-from dpscaffold.models.noised import composed_personal
 from dpscaffold.models.personal import (
     SitesCompared,
     Strength,
@@ -53,9 +52,7 @@ class Result:
         origin: Where the model comes from, for its model card.
         joining: Local, global and personal metric of every user, where the configuration has
             ``[personal]``; ε does not cover it.
-        own: The users' own parameters (M, P), where they were trained during the run, or fine-tuned
-            by noised steps after it.
-        composed: The statement of noised personal models: that of the run and of their steps.
+        own: The users' own parameters (M, P), where they were trained during the run.
     """
 
     setting: Setting
@@ -72,7 +69,6 @@ class Result:
     origin: Origin = field(default_factory=Origin)
     joining: SitesCompared | None = None
     own: Tensor | None = field(default=None, repr=False)
-    composed: Statement | None = field(default=None, repr=False)
 
     @property
     def final(self) -> HistoryRow:
@@ -119,8 +115,7 @@ class Result:
         own records.
 
         The former is covered by ε towards the server. The latter is fitted without noise, so
-        neither it nor its answers are covered by ε, unless ``personal.noised`` is true: then the
-        composed ε of its statement covers it.
+        neither it nor its answers are covered by ε.
 
         Args:
             user: The user's name or number.
@@ -137,8 +132,6 @@ class Result:
         if self.own is not None:
             self._refuse_strength(strength)
             name = self.federation.names[number]
-            if self.composed is not None:
-                return composed_personal(self.model, self.own[number], name, self.composed)
             return noised_personal(self.model, self.own[number], name)
         rows = SiteRows(*self.federation.train.of(number))
         return personal_model(self.model, rows, self.federation.names[number], strength)
