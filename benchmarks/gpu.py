@@ -98,10 +98,9 @@ def stack(
         )
         for seed in range(runs)
     ]
-    engine = Simulator(settings, [data] * runs, Hardware.on(device))
+    engine = Simulator(settings, [data] * runs, Hardware(device))
     if not recorded:
-        for worker in engine.workers:
-            worker.graphs = None
+        engine.worker.graphs = None
     drawings = [plain_draws(s, r) for s, r in zip(settings, engine.randomness, strict=True)]
     states = [State.initial(s, device) for s in settings]
     return stacked_rounds(settings, engine, drawings, states), engine
@@ -136,7 +135,7 @@ def measure(
     """One row: the round recorded, and kernel by kernel."""
     left, engine = stack(data, task, plan, runs, device, True, sampling)
     median, best = timed(left, device, repeats)
-    held = engine.workers[0].graphs
+    held = engine.worker.graphs
     recorded = held is not None and all(held._held.values()) and len(held._held) > 0
     left, _ = stack(data, task, plan, runs, device, False, sampling)
     plain, _ = timed(left, device, max(3, repeats // 3))

@@ -256,7 +256,6 @@ def refused(rank: int, folder: Path) -> dict[str, tuple[str, str]]:
         "engine": (given, {"engine": "loop"}),
         "metrics": (given, {"metrics": ["log_loss"] if other else []}),
         "one rank": ([*given[:3], "no plan" if other else one.plan, given[4]], {}),
-        "several devices": (given, {"device": "cpu,cpu"}),
         "version": (given, {}),
         "no NCCL": (given, {"device": "cuda"}),
         "no NCCL on one rank": (given, {"device": "cuda" if other else "cpu"}),

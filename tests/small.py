@@ -158,7 +158,7 @@ def simulator(
     """The fast engine on the runs' own data."""
     runs = [runs] if isinstance(runs, Setting) else runs
     streams = [randomness] if isinstance(randomness, Randomness) else randomness
-    hardware = Hardware((WHERE,), chunk=chunk)
+    hardware = Hardware(WHERE, chunk)
     return Simulator(runs, [run.federation for run in runs], hardware, streams)
 
 
@@ -273,9 +273,6 @@ WAYS: dict[str, Callable[..., Driven]] = {
     "mapped": lambda run, randomness=None: Driven(simulator(mapped(run), randomness)),
     "mapped, two users at a time": lambda run, randomness=None: Driven(
         simulator(mapped(run), randomness, chunk=2)
-    ),
-    "two workers": lambda run, randomness=None: Driven(
-        Simulator([run], [run.federation], Hardware((WHERE, WHERE), chunk=2), randomness)
     ),
     "stacked": lambda run, randomness=None: Driven(simulator([run, replace(run, plan=run.plan)])),
 }

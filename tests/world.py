@@ -839,7 +839,7 @@ class Stack:
 
 def keeps_records(way: str, run: Trial) -> bool:
     """Whether all records are at hand from the first round on."""
-    return bool(WAYS[way](run).engine.workers[0].store.resident)
+    return bool(WAYS[way](run).engine.worker.store.resident)
 
 
 def hand_out_draws_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

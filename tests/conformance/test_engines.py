@@ -127,14 +127,6 @@ def test_chunks_change_nothing_but_rounding(algorithm, task, privacy, chunk):
 
 
 @every_algorithm
-@pytest.mark.parametrize("privacy", ["none", "poisson"])
-def test_devices_that_share_a_round_change_nothing(algorithm, privacy):
-    """Chunks split over two workers give the very run of one worker with those chunks."""
-    run = setting(algorithm, "mlp", privacy)
-    assert_identical(final("two workers", run), final("two users at a time", run))
-
-
-@every_algorithm
 @pytest.mark.parametrize("privacy", ["none", "fixed", "poisson", "user-poisson", "median"])
 def test_stacked_runs_agree_with_single_ones(algorithm, privacy):
     """Runs with their own data, rates, clips and noise share a stack without touching each

@@ -11,9 +11,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from small import CPU, EVERY, PRIVACIES, TASKS, UNEQUAL, Driven, federation, setting
+from small import EVERY, PRIVACIES, TASKS, UNEQUAL, Driven, federation, setting
 
-from dpscaffold import Gaussian, Linear, Logistic, ModuleTask, Plan, scaffold, synthetic, train
+from dpscaffold import Gaussian, Linear, Logistic, Plan, scaffold, synthetic, train
 from dpscaffold.algorithms import fedavg
 from dpscaffold.engines import Hardware, Simulator
 from dpscaffold.engines.fast import cores
@@ -206,19 +206,6 @@ def test_a_share_that_does_not_fit_halves_the_chunk(monkeypatch):
     torch.testing.assert_close(halved, whole, rtol=1e-5, atol=1e-6)
 
 
-def test_a_module_is_each_workers_own():
-    task = ModuleTask(torch.nn.Linear(4, 3))
-    run = setting("fedavg", "logistic", "fixed", federation(UNEQUAL))
-    run = Setting(run.roster, task, run.algorithm, run.plan, run.privacy)
-    engine = Simulator([run], [federation(UNEQUAL)], Hardware((CPU, CPU)))
-    one, two = (worker.task for worker in engine.workers)
-    assert one is task and two is not task and two.module is not task.module
-    linear = Simulator(
-        [setting("fedavg", "logistic", "fixed")], [federation()], Hardware((CPU,) * 2)
-    )
-    assert linear.workers[0].task is linear.workers[1].task
-
-
 # ---- the script -----------------------------------------------------------------------------
 
 
@@ -332,9 +319,9 @@ def test_without_scripts_the_steps_are_taken_one_by_one(monkeypatch, caplog):
 def test_train_shares_by_the_threads_of_pytorch(monkeypatch):
     data, seen, real = synthetic(users=6, records=30), [], Worker.__init__
 
-    def noting(self, settings, federations, device, store=None, count=1, task=None):
+    def noting(self, settings, federations, device, count=1):
         seen.append(count)
-        real(self, settings, federations, device, store, count, task)
+        real(self, settings, federations, device, count)
 
     monkeypatch.setattr(Worker, "__init__", noting)
     before = torch.get_num_threads()

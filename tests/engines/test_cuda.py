@@ -106,7 +106,7 @@ def test_no_round_waits_for_the_device(privacy, task, algorithm):
     plan = Plan(rounds=20, local_steps=4, user_ratio=0.5, data_ratio=0.2)
     run = Setting(data.roster, TASKS[task](), ALGORITHMS[algorithm](), plan, PRIVACY[privacy])
     device = torch.device("cuda")
-    engine = Simulator([run], [data], Hardware.on(device))
+    engine = Simulator([run], [data], Hardware(device))
     start = State.initial(run, device)
     left = rounds(run, engine, plain_draws(run, engine.randomness[0]), start)
     for _ in range(12):  # recorded, and every user has been seen, so that no table has to grow

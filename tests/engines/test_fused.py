@@ -55,7 +55,7 @@ def programs_used(monkeypatch):
 
 def reached(*runs):
     """Where some runs end, on a GPU if there is one."""
-    hardware = Hardware.on(DEVICE)
+    hardware = Hardware(DEVICE)
     streams = {run.plan.seed: run.randomness() for run in runs}  # equal seeds draw together
     engine = Simulator(
         runs, [run.federation for run in runs], hardware, [streams[r.plan.seed] for r in runs]

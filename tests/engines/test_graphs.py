@@ -56,9 +56,8 @@ def ours(caplog):
 
 def driven(run, capture=None, **more):
     engine = simulator(run, **more)
-    for worker in engine.workers:
-        worker.graphs = None if capture is None else Graphs(capture)
-    return Driven(engine).drive(), engine.workers[0].graphs
+    engine.worker.graphs = None if capture is None else Graphs(capture)
+    return Driven(engine).drive(), engine.worker.graphs
 
 
 @recorded_by_tracing

@@ -170,7 +170,6 @@ REFUSED = {
     "users": ("too-many-ranks", "2 ranks"),
     "engine": ("not-applicable", "loop"),
     "metrics": ("ranks-differ", "configuration"),
-    "several devices": ("not-applicable", "cpu,cpu"),
     "version": ("ranks-differ", "dpscaffold of rank 0 (1.0 and 1.1)"),
     "no NCCL": ("backend-missing", "nccl"),
     "no gloo": ("backend-missing", "gloo"),

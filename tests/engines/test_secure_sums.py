@@ -103,11 +103,11 @@ def test_a_secure_run_is_the_plain_run_up_to_the_grid(privacy, algorithm):
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 5])
-def test_chunks_devices_and_order_change_no_bit(chunk, integers):
+def test_chunks_and_order_change_no_bit(chunk, integers):
     """Integers add up alike in any order."""
     run = secure("logistic", "poisson")
     whole = final("simulator", run)
-    parts = Simulator([run], [run.federation], Hardware((CPU, CPU), chunk=chunk))
+    parts = Simulator([run], [run.federation], Hardware(chunk=chunk))
     found = Driven(parts).drive().reached
     assert torch.equal(whole.params, found.params)
     assert integers[0] == integers[run.plan.rounds]

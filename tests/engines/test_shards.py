@@ -1,4 +1,4 @@
-"""Several workers, memory that is not enough, and memories in a file: the same run every time."""
+"""Memory that is not enough, and memories in a file: the same run every time."""
 
 from __future__ import annotations
 
@@ -6,43 +6,17 @@ import numpy as np
 import pytest
 import torch
 from refusals import refuses
-from small import CPU, EQUAL, WHERE, Driven, federation, setting, simulator
+from small import CPU, EQUAL, Driven, federation, setting, simulator
 
-from dpscaffold import Logistic, Plan, scaffold, synthetic, train
-from dpscaffold.engines import Hardware, Memories, Simulator, memories
+from dpscaffold.engines import Memories, memories
 from dpscaffold.engines.fast.worker import Worker
 from dpscaffold.randomness.streams import OneRound, Randomness
 from dpscaffold.setting.gaussian import Gaussian
 
 
-def on_workers(run, count, chunk):
-    hardware = Hardware((WHERE,) * count, chunk)
-    return Simulator([run], [run.federation], hardware)
-
-
-@pytest.mark.parametrize("algorithm", ["scaffold", "scaffold-balanced"])
-@pytest.mark.parametrize("privacy", ["fixed", "poisson"])
-def test_workers_share_a_cohort_and_change_no_bit(algorithm, privacy):
-    run = setting(algorithm, "logistic", privacy, user_ratio=1.0)
-    one = Driven(on_workers(run, 1, 2)).drive().reached
-    two = Driven(on_workers(run, 2, 2)).drive().reached
-    assert torch.equal(one.params, two.params)
-
-
-def test_each_worker_gets_a_share():
+def test_as_many_users_are_computed_together_as_fit():
     run = setting("scaffold", "logistic", "fixed", user_ratio=1.0)
-    assert on_workers(run, 3, None).chunk == 2
-    assert on_workers(run, 1, None).chunk == 6
-
-
-def test_devices_are_named_with_commas():
-    data = synthetic(users=6, records=30)
-    plan = Plan(rounds=2, local_steps=2, user_ratio=0.5)
-    one, two = (
-        train(data, Logistic(40, 10), scaffold(), plan, device=device, chunk=2)
-        for device in ("cpu", "cpu,cpu")
-    )
-    assert torch.equal(one.params, two.params)
+    assert simulator(run).chunk == 6 and simulator(run, chunk=2).chunk == 2
 
 
 def short_of_memory(monkeypatch, fits, kind=torch.cuda.OutOfMemoryError):

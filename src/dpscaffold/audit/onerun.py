@@ -26,7 +26,6 @@ from dpscaffold.audit.limits import one_run_epsilon
 from dpscaffold.audit.subject import AuditedRun
 from dpscaffold.engines import Hardware, Simulator, State
 from dpscaffold.engines.fast.stacking import StackedBroadcast
-from dpscaffold.engines.fast.worker import Worker
 from dpscaffold.engines.participation.drawing import Row
 from dpscaffold.engines.rounds import rounds
 from dpscaffold.errors import BadInput
@@ -179,10 +178,10 @@ class _Scored(Simulator):
             self.held[user] = torch.tensor([k for k, u in enumerate(order) if u == user])
 
     def _participate(
-        self, worker: Worker, phase: Algorithm, rows: Sequence[Row], broadcast: StackedBroadcast
+        self, phase: Algorithm, rows: Sequence[Row], broadcast: StackedBroadcast
     ) -> tuple[Upload, Slots]:
         before = self.memories.recall([row.user for row in rows])
-        upload, kept = super()._participate(worker, phase, rows, broadcast)
+        upload, kept = super()._participate(phase, rows, broadcast)
         for place, row in enumerate(rows):
             if row.user in self.held:
                 self._score(row.user, place, upload, before, broadcast)

@@ -21,7 +21,6 @@ from dpscaffold.audit.subject import AuditSubject
 from dpscaffold.audit.tally import canary_hits, likelihood_ratio
 from dpscaffold.engines import Draw, Hardware, Simulator
 from dpscaffold.engines.fast.stacking import StackedBroadcast
-from dpscaffold.engines.fast.worker import Worker
 from dpscaffold.engines.participation.drawing import Row
 from dpscaffold.privacy.loss import Array
 from dpscaffold.setting import Setting
@@ -39,9 +38,9 @@ class WatchedSums(Simulator):
     """The simulator, unchanged, with all integers kept as they leave their users."""
 
     def _participate(
-        self, worker: Worker, phase: Algorithm, rows: Sequence[Row], broadcast: StackedBroadcast
+        self, phase: Algorithm, rows: Sequence[Row], broadcast: StackedBroadcast
     ) -> tuple[Upload, Slots]:
-        upload, kept = super()._participate(worker, phase, rows, broadcast)
+        upload, kept = super()._participate(phase, rows, broadcast)
         self._seen.append((rows, upload.params))
         return upload, kept
 

@@ -12,7 +12,6 @@ from torch import Tensor
 from dpscaffold.algorithms import Algorithm, Slots, Upload
 from dpscaffold.engines import Hardware, Simulator
 from dpscaffold.engines.fast.stacking import StackedBroadcast
-from dpscaffold.engines.fast.worker import Worker
 from dpscaffold.engines.participation.drawing import Row
 from dpscaffold.federation import Federation
 from dpscaffold.privacy.loss import Array
@@ -47,9 +46,9 @@ class WatchedSimulator(Simulator):
         self._seen: list[UploadProjections] = []
 
     def _participate(
-        self, worker: Worker, phase: Algorithm, rows: Sequence[Row], broadcast: StackedBroadcast
+        self, phase: Algorithm, rows: Sequence[Row], broadcast: StackedBroadcast
     ) -> tuple[Upload, Slots]:
-        upload, kept = super()._participate(worker, phase, rows, broadcast)
+        upload, kept = super()._participate(phase, rows, broadcast)
         self._seen.append(self._look(rows, upload))
         return upload, kept
 

@@ -35,44 +35,28 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def pick_devices(names: str) -> tuple[torch.device, ...]:
-    """One or several devices, e.g. ``cuda:0,cuda:1``; the server's state lives on the first.
-
-    >>> pick_devices("cpu,cpu")
-    (device(type='cpu'), device(type='cpu'))
-    """
-    return tuple(pick_device(name.strip()) for name in str(names).split(","))
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """Where a run computes, which is nobody's agreement and no part of what is learnt: devices that
-    share a round's participants, rows computed together (None: as many as fit), and threads (None:
-    as many as PyTorch takes).
+    """Where a run computes, which is nobody's agreement and no part of what is learnt: the device,
+    rows computed together (None: as many as fit), and threads (None: as many as PyTorch takes).
 
     They change no draw, only the order of sums, so they are stored with a checkpoint and taken up
     again with it.
     """
 
-    devices: tuple[torch.device, ...] = (torch.device("cpu"),)
+    device: torch.device = CPU
     chunk: int | None = None
     threads: int | None = None
 
     @property
-    def device(self) -> torch.device:
-        """The first device: there the server's state lives."""
-        return self.devices[0]
-
-    def cores(self, device: torch.device) -> int:
-        """How many threads share a worker's rows: those of a CPU that is named once."""
-        if device.type != "cpu" or len(self.devices) > 1:
+    def cores(self) -> int:
+        """How many threads share the rows of a CPU."""
+        if self.device.type != "cpu":
             return 1
         return self.threads or torch.get_num_threads()
-
-    @classmethod
-    def on(cls, device: torch.device | str, chunk: int | None = None) -> Hardware:
-        """One device."""
-        return cls((torch.device(device),), chunk)
 
 
 def sent(values: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -7,7 +7,6 @@ simply more rows, with their own step sizes, clips, noise scales and slots.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -29,11 +28,9 @@ from dpscaffold.engines.machine import Hardware, sent
 from dpscaffold.engines.memories import Memories
 from dpscaffold.engines.participation.drawing import Row
 from dpscaffold.engines.state import Draw, RoundUploads
-from dpscaffold.engines.store import Store
 from dpscaffold.federation import Federation
 from dpscaffold.randomness.streams import OneRound, Randomness
 from dpscaffold.setting import Setting
-from dpscaffold.tasks.base import apart
 
 
 @dataclass(frozen=True)
@@ -50,9 +47,8 @@ class _Last:
 class Simulator:
     """Gathers the rounds of one setting, or of several that share task, algorithm and shapes.
 
-    Shards of rows go to the hardware's devices, one worker each, at the same time; the cores of a
-    CPU share the rows of a worker (:mod:`~dpscaffold.engines.fast.cores`). A GPU draws its
-    own batches and noise, unless the run is secret.
+    The cores of a CPU share the rows (:mod:`~dpscaffold.engines.fast.cores`). A GPU draws its own
+    batches and noise, unless the run is secret.
     """
 
     #: The number of the federations' first user, where they are a share of larger ones.
@@ -71,10 +67,10 @@ class Simulator:
         self.randomness = list(randomness) if randomness else [s.randomness() for s in settings]
         for other in self.settings[1:]:
             refuse_unlike(self.settings[0], other)
-        self.workers = self._make_workers()
+        self.worker = self._make_worker()
         self._sizes = [data.train.offsets.diff().numpy() for data in self.federations]
         self._batches = [setting.batch_sizes.numpy() for setting in self.settings]
-        self._shards = Shards(self.workers, self.hardware.chunk or self._fitting_chunk())
+        self._shards = Shards(self.worker, self.hardware.chunk or self._fitting_chunk())
         self._streams: dict[tuple[int, int], Randomness] = {}
         self._last: _Last | None = None
         #: The last round is to be gathered once more: see :meth:`cut_short`.
@@ -83,18 +79,9 @@ class Simulator:
         #: The slots of the first run's users (the only one, outside a stack).
         self.memories = self.all_memories[0]
 
-    def _make_workers(self) -> list[Worker]:
-        """A worker for every device that is named, twice where it is named twice."""
-        stores: dict[torch.device, Store] = {}
-        workers: list[Worker] = []
-        for device in self.hardware.devices:
-            task = self.settings[0].task
-            if workers and not apart(task):
-                task = copy.deepcopy(task)
-            given = (device, stores.get(device), self.hardware.cores(device), task)
-            workers.append(Worker(self.settings, self.federations, *given))
-            stores.setdefault(device, workers[-1].store)
-        return workers
+    def _make_worker(self) -> Worker:
+        given = (self.settings, self.federations, self.device, self.hardware.cores)
+        return Worker(*given)
 
     @property
     def chunk(self) -> int:
@@ -102,10 +89,9 @@ class Simulator:
         return self._shards.chunk
 
     def _fitting_chunk(self) -> int:
-        """As many rows as fit, and a share for every worker."""
-        fitting = min(worker.fitting_chunk() for worker in self.workers)
+        """As many rows as fit."""
         rows = sum(setting.cohort_size for setting in self.settings)
-        return min(fitting, max(1, -(-rows // len(self.workers))))
+        return min(self.worker.fitting_chunk(), max(1, rows))
 
     def fresh_memories(self, setting: Setting) -> Memories:
         """Nobody seen yet."""
@@ -133,14 +119,13 @@ class Simulator:
         broadcast = StackedBroadcast(broadcasts)
         last = _Last(phase, list(broadcasts), list(draws))
         self._last, self.to_redo = last, False
-        for worker in self.workers:
-            worker.cut.flags.clear()
+        self.worker.cut.flags.clear()
         sums = [
             new_aggregate(*one, phase) for one in zip(self.settings, draws, broadcasts, strict=True)
         ]
 
-        def work(worker: Worker, shard: Sequence[Row]) -> tuple[Upload, Slots]:
-            return self._participate(worker, phase, shard, broadcast)
+        def work(shard: Sequence[Row]) -> tuple[Upload, Slots]:
+            return self._participate(phase, shard, broadcast)
 
         try:
             for shard, (upload, kept) in self._shards.answers(rows, work):
@@ -149,7 +134,7 @@ class Simulator:
                 for run, where, users in by_run(shard):
                     sums[run].add(users, part(upload, where))
                     memories = self.all_memories[run]
-                    if any(worker.cut.flags for worker in self.workers):
+                    if self.worker.cut.flags:
                         last.before.append((memories, users, memories.recall(users)))
                     memories.keep(users, of_slice(kept, where))
         finally:
@@ -160,7 +145,7 @@ class Simulator:
         """Whether Poisson batches of the last round did not fit, so that what it made is not a
         number: it is then to be gathered :meth:`again`. Waits for the device, which the round
         itself does not: ask where a number is not finite."""
-        self.to_redo = any(worker.cut.happened() for worker in self.workers)
+        self.to_redo = self.worker.cut.happened()
         return self.to_redo
 
     def again(self) -> list[RoundUploads]:
@@ -170,25 +155,17 @@ class Simulator:
         for memories, users, slots in last.before:
             memories.keep(users, slots)
         try:
-            for worker in self.workers:
-                worker.cut.whole = True
+            self.worker.cut.whole = True
             return self.gather_all(last.phase, last.broadcasts, last.draws)
         finally:
-            for worker in self.workers:
-                worker.cut.whole = False
+            self.worker.cut.whole = False
 
     def _participate(
-        self, worker: Worker, phase: Algorithm, rows: Sequence[Row], broadcast: StackedBroadcast
+        self, phase: Algorithm, rows: Sequence[Row], broadcast: StackedBroadcast
     ) -> tuple[Upload, Slots]:
-        """K local steps of these rows on a worker's device; the answer is on the first."""
-        memory = self._recalled(rows)
-        upload, kept = worker.participate(phase, rows, broadcast.to(rows, worker.device), memory)
-        if worker.device == self.device:
-            return upload, kept
-        home = {name: value.to(self.device) for name, value in upload.totals.items()}
-        return Upload(upload.params.to(self.device), home), {
-            name: value.to(self.device) for name, value in kept.items()
-        }
+        """K local steps of these rows."""
+        memory, sent = self._recalled(rows), broadcast.to(rows, self.device)
+        return self.worker.participate(phase, rows, sent, memory)
 
     def _recalled(self, rows: Sequence[Row]) -> Slots:
         """The slots of all rows; where they are is sent to the device once."""

@@ -26,7 +26,7 @@ import dpscaffold
 from dpscaffold.engines import Engine, Hardware
 from dpscaffold.engines.fast.ranked import RankedSimulator
 from dpscaffold.engines.launcher import VARIABLES, launched_ranks
-from dpscaffold.engines.machine import pick_device, pick_devices, stop_signals
+from dpscaffold.engines.machine import pick_device, stop_signals
 from dpscaffold.engines.ranks import Ranks
 from dpscaffold.errors import BadInput, RankLost
 from dpscaffold.federation import Federation
@@ -89,7 +89,7 @@ def leads(ranks: Ranks | None) -> bool:
 
 def own_hardware(device: str, ranks: Ranks | None, chunk: int | None = None) -> Hardware:
     """What this process computes on."""
-    return Hardware(pick_devices(device) if ranks is None else (ranks.device,), chunk)
+    return Hardware(pick_device(device) if ranks is None else ranks.device, chunk)
 
 
 def _require_backend(name: str, device: str) -> None:
@@ -118,12 +118,6 @@ def _timeout() -> float:
 
 def _own_device(device: str) -> torch.device:
     """The device of this rank: of several GPUs of a machine, the one of its local rank."""
-    if "," in device:
-        raise BadInput(
-            "not-applicable",
-            f"device is {device!r}, and each rank computes on one device; name one, and start a "
-            f"rank for each",
-        )
     if device.startswith("cuda"):
         _require_backend("nccl", device)
     found = pick_device(device)

@@ -58,7 +58,7 @@ class RunInProgress(RunDriver):
             )
         super().__init__(setting, None, listener)
         self.federation, self.hardware = federation, hardware
-        self.device, self.engine_name = hardware.devices[0], engine
+        self.device, self.engine_name = hardware.device, engine
         self.checkpoint_every = setting.plan.checkpoint_every
         if hardware.threads is not None and self.device.type == "cpu":
             torch.set_num_threads(hardware.threads)
@@ -193,9 +193,8 @@ class RunInProgress(RunDriver):
 
     def _lost(self, error: RuntimeError) -> str:
         """What happened, and how to go on; the device itself cannot be asked any more."""
-        names = ",".join(str(device) for device in self.hardware.devices)
         said = str(error).splitlines()[0] if str(error) else type(error).__name__
-        what = f"device is {names}, and it gave up in round {self.accounts.begun} ({said})"
+        what = f"device is {self.device}, and it gave up in round {self.accounts.begun} ({said})"
         return f"{what}; {self.continues}"
 
     @property

@@ -213,7 +213,7 @@ class RunByRun:
         device: torch.device,
     ) -> None:
         self.settings, self.streams, self.device = settings, streams, device
-        self.engine = Simulator(settings, federations, Hardware.on(device), streams)
+        self.engine = Simulator(settings, federations, Hardware(device), streams)
         self.states = [State.initial(setting, device) for setting in settings]
         self.diverged: list[int | None] = [None] * len(settings)
         #: A round that was cut short comes again at once.

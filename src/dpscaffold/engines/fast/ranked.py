@@ -64,11 +64,9 @@ class RankedSimulator(Simulator):
         self.all_memories = [self.memories]
         self._columns: dict[Algorithm, Described] = {}
 
-    def _make_workers(self) -> list[Worker]:
-        """One worker, for the users of this rank."""
-        cores, task = self.hardware.cores(self.device), self.settings[0].task
-        given = (self.device, None, cores, task, self.share)
-        return [Worker(self.settings, self.federations, *given)]
+    def _make_worker(self) -> Worker:
+        given = (self.settings, self.federations, self.device, self.hardware.cores)
+        return Worker(*given, self.share)
 
     def handlers(self) -> Handlers:
         """What the other ranks do for rank 0."""
@@ -151,8 +149,8 @@ class RankedSimulator(Simulator):
         """The uploads of this rank's users, a chunk at a time."""
         sent = StackedBroadcast([broadcast])
 
-        def work(worker: Worker, shard: Sequence[Row]) -> tuple[Upload, Slots]:
-            return _whole(worker, lambda: self._participate(worker, phase, shard, sent))
+        def work(shard: Sequence[Row]) -> tuple[Upload, Slots]:
+            return _whole(self.worker, lambda: self._participate(phase, shard, sent))
 
         for shard, (upload, kept) in self._shards.answers(rows, work):
             users = [row.user for row in shard]

@@ -1,10 +1,9 @@
-"""Shards of a round's rows on several workers, and what happens where one does not fit."""
+"""Shards of a round's rows, and what happens where one does not fit."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import torch
@@ -22,61 +21,40 @@ _log = logging.getLogger(__name__)
 
 
 class Shards:
-    """Hands rows to workers, ``chunk`` at a time, each worker in a thread of its own where there
-    are several. Answers come in the order of the rows, so that sums do not depend on who was
-    faster.
+    """Hands rows to the worker, ``chunk`` at a time.
 
-    Where a device runs out of memory the chunk is halved, for good, and the rows that are not done
-    are computed again: nothing of them has left, and their draws are the same.
+    Where the device runs out of memory the chunk is halved, for good, and the rows that are not
+    done are computed again: nothing of them has left, and their draws are the same.
     """
 
-    def __init__(self, workers: Sequence[Worker], chunk: int) -> None:
-        self.workers, self.chunk = list(workers), chunk
-        self._threads = (
-            ThreadPoolExecutor(len(self.workers), thread_name_prefix="worker")
-            if len(self.workers) > 1
-            else None
-        )
+    def __init__(self, worker: Worker, chunk: int) -> None:
+        self.worker, self.chunk = worker, chunk
 
     def answers(
-        self, rows: Sequence[Row], work: Callable[[Worker, Sequence[Row]], Answer]
+        self, rows: Sequence[Row], work: Callable[[Sequence[Row]], Answer]
     ) -> Iterator[tuple[Sequence[Row], Answer]]:
         """Some rows, and what work made of them, until all are done."""
         start = 0
         while start < len(rows):
-            parts = [
-                rows[first : first + self.chunk]
-                for first in range(start, len(rows), self.chunk)[: len(self.workers)]
-            ]
-            for part, answer in zip(parts, self._tried(parts, work), strict=True):
-                if answer is None:
-                    self._halve(len(part), part[0])
-                    break
-                start += len(part)
-                yield part, answer
-
-    def _tried(
-        self, parts: list[Sequence[Row]], work: Callable[[Worker, Sequence[Row]], Answer]
-    ) -> list[Answer | None]:
-        """What each worker made of its part; None where its memory was not enough."""
-
-        def attempt(worker: Worker, part: Sequence[Row]) -> Answer | None:
+            part = rows[start : start + self.chunk]
             try:
-                return work(worker, part)
+                answer = work(part)
             except (RuntimeError, MemoryError) as error:
                 if not out_of_memory(error):
                     raise
-                return None
-
-        if self._threads is None or len(parts) == 1:
-            return [attempt(self.workers[0], parts[0])]
-        return list(self._threads.map(attempt, self.workers, parts))
+                short = True
+            else:
+                short = False
+            if short:  # outside the block above, whose traceback holds what was computed
+                self._halve(len(part), part[0])
+                continue
+            start += len(part)
+            yield part, answer
 
     def _halve(self, rows: int, row: Row) -> None:
         """Half of the rows that did not fit, from now on."""
-        device = self.workers[0].device
-        for worker in self.workers:
-            worker.give_back()
+        device = self.worker.device
+        self.worker.give_back()
         if rows == 1:
             raise BadInput(
                 "memory-exceeded",

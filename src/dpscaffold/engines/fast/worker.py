@@ -20,7 +20,7 @@ from dpscaffold.engines.store import Store
 from dpscaffold.federation import Federation
 from dpscaffold.federation.share import UserShare
 from dpscaffold.setting import Setting
-from dpscaffold.tasks.base import Task, apart
+from dpscaffold.tasks.base import apart
 
 #: Bytes that a chunk of rows may take on a CPU: larger chunks gain nothing there.
 CPU_CHUNK_BYTES = 256 << 20
@@ -32,8 +32,7 @@ CPU_RESIDENT_BYTES = 2 << 30
 class Worker:
     """A device with the records it needs: K steps of the rows that it is handed.
 
-    Workers on one device may share a ``store``; a ``task`` that holds a module, which changes while
-    it is used, is each one's own. On a CPU, the rows are shared by this many ``cores``;
+    On a CPU, the rows are shared by this many ``cores``;
     what comes of a row is the same, bit for bit, however many they are. ``share`` is given where
     the federation is a share of a larger one.
     """
@@ -43,20 +42,18 @@ class Worker:
         settings: Sequence[Setting],
         federations: Sequence[Federation],
         device: torch.device,
-        store: Store | None = None,
         cores: int = 1,
-        task: Task | None = None,
         share: UserShare | None = None,
     ) -> None:
         self.settings, self.federations, self.device = settings, federations, device
         self.first_user = share.users.start if share else 0
         largest = [share.largest] if share else [int(f.train.sizes.max()) for f in federations]
         self.largest = max(largest)
-        self.task = task or settings[0].task
+        self.task = settings[0].task
         limit = CPU_RESIDENT_BYTES
         if device.type == "cuda":
             limit = torch.cuda.mem_get_info(device)[0] // 2
-        self.store = store or Store(federations, self.task, device, limit)
+        self.store = Store(federations, self.task, device, limit)
         self.cores = cores if apart(self.task) else 1
         self.graphs = Graphs() if device.type == "cuda" else None
         self.cut = BatchOverflow()
