@@ -13,7 +13,7 @@ demo: $(VENV)/.ready  ## train DP-SCAFFOLD and its rivals and draw the compariso
 	$(BIN)/dpscaffold demo
 
 deploy-demo: $(VENV)/.ready-flower  ## train across three sites as processes, and compare with the simulator
-	$(BIN)/python -m dpscaffold.deployment.transports.flower.demo
+	$(BIN)/python tests/deploy_demo.py
 
 test: $(VENV)/.ready-dev  ## run the tests (under ten minutes on two cores)
 	$(BIN)/python -m pytest -n 2 -m "not slow"

@@ -20,6 +20,7 @@ import argparse
 import os
 import re
 import statistics
+import sys
 import tempfile
 import threading
 import time
@@ -31,10 +32,13 @@ from deploy_timed import OTHERS, PROGRAM, read_timed
 
 from dpscaffold.deployment.transports import flower
 
+#: The federation of processes is next to the tests.
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 flower.require()
 
+from local_federation import LocalFederation  # noqa: E402
+
 from dpscaffold.deployment.provision import read_node_key  # noqa: E402
-from dpscaffold.deployment.transports.flower.local import LocalFederation  # noqa: E402
 from dpscaffold.deployment.transports.flower.node import (  # noqa: E402
     HEARTBEAT,
     SLOW,

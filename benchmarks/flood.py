@@ -15,6 +15,7 @@ import json
 import socket
 import ssl
 import statistics
+import sys
 import tempfile
 import threading
 import time
@@ -22,15 +23,17 @@ from pathlib import Path
 
 from dpscaffold.deployment.transports import flower
 
+#: The federation of processes is next to the tests.
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 flower.require()
 
-from dpscaffold.deployment.transports.flower.demo import (  # noqa: E402
+from deploy_demo import (  # noqa: E402
     POLICY,
     demo_data,
     demo_tables,
     site_data,
 )
-from dpscaffold.deployment.transports.flower.local import LocalFederation  # noqa: E402
+from local_federation import LocalFederation  # noqa: E402
 
 
 def resident(process) -> float:

@@ -40,11 +40,14 @@ import torch
 
 from dpscaffold.deployment.transports import flower
 
+#: The federation of processes is next to the tests.
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 flower.require()
+
+from local_federation import LocalFederation  # noqa: E402
 
 from dpscaffold.deployment.protocol.messages import fingerprint, public_of  # noqa: E402
 from dpscaffold.deployment.provision import read_signing_key  # noqa: E402
-from dpscaffold.deployment.transports.flower.local import LocalFederation  # noqa: E402
 
 CLASSES, RECORDS = 10, 100
 POLICY = {

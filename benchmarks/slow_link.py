@@ -24,7 +24,7 @@ from dpscaffold.deployment.transports import flower
 
 flower.require()
 
-from dpscaffold.deployment.transports.flower.local import LocalFederation, SlowLink  # noqa: E402
+from local_federation import LocalFederation, SlowLink  # noqa: E402
 
 
 def main() -> None:

@@ -34,9 +34,7 @@ from dpscaffold.deployment.transports import flower  # noqa: E402
 
 flower.require()
 
-from flood import Flood, resident  # noqa: E402
-
-from dpscaffold.deployment.transports.flower.demo import (  # noqa: E402
+from deploy_demo import (  # noqa: E402
     POLICY,
     demo_data,
     demo_tables,
@@ -44,7 +42,8 @@ from dpscaffold.deployment.transports.flower.demo import (  # noqa: E402
     simulated,
     site_data,
 )
-from dpscaffold.deployment.transports.flower.local import LocalFederation, SlowLink  # noqa: E402
+from flood import Flood, resident  # noqa: E402
+from local_federation import LocalFederation, SlowLink  # noqa: E402
 
 #: More rounds than any machine takes in a minute.
 ROUNDS_A_MINUTE = 600

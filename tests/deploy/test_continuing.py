@@ -11,13 +11,13 @@ import pytest
 import torch
 from deploy.test_deployed import FIXED, SECRET, Killed, deployment, killer
 from deploy.world import World, largest_gap, memories_of
+from in_memory import Crash, Delivery
 from refusals import refuses
 from small import Driven, federation, simulator
 from typer.testing import CliRunner
 
 from dpscaffold.cli import app
 from dpscaffold.config.personal import PersonalSettings
-from dpscaffold.deployment.protocol.exchange import Crash, Delivery
 from dpscaffold.deployment.protocol.messages import SERVER, ask, new_key
 from dpscaffold.deployment.server.continuing import read_counts
 from dpscaffold.deployment.site.approval import request_lines
@@ -884,10 +884,11 @@ def test_a_site_joins_over_real_processes(tmp_path):
     """An operator's way: stop the server, admit the site, continue; on loopback, with TLS."""
     flower = pytest.importorskip("dpscaffold.deployment.transports.flower")
     flower.require()
+    from deploy_demo import POLICY, demo_tables
+    from local_federation import LocalFederation
+
     from dpscaffold.deployment.provision import admit, remove
     from dpscaffold.deployment.site.operation import ledger_of
-    from dpscaffold.deployment.transports.flower.demo import POLICY, demo_tables
-    from dpscaffold.deployment.transports.flower.local import LocalFederation
 
     names, data = ("east", "north", "west"), federation((60, 60, 60))
     held = {name: tuple(t.numpy() for t in data.train.of(k)) for k, name in enumerate(names)}

@@ -8,8 +8,8 @@ import pytest
 from deploy.sums import SECRET as SECRET_SUM
 from deploy.sums import SumWorld
 from deploy.world import World, uploads_of
+from in_memory import Delivery
 
-from dpscaffold.deployment.protocol.exchange import Delivery
 from dpscaffold.deployment.site.ledger import SiteLedger
 from dpscaffold.deployment.site.recovery import recover
 from dpscaffold.setting.gaussian import Gaussian

@@ -11,6 +11,7 @@ import pytest
 import torch
 from deploy.test_sites import simulated
 from deploy.world import LOOSE, World, largest_gap, memories_of
+from in_memory import Crash, Delivery
 from refusals import refuses
 from small import federation
 from typer.testing import CliRunner
@@ -18,7 +19,7 @@ from typer.testing import CliRunner
 from dpscaffold import train
 from dpscaffold.cli import app
 from dpscaffold.deployment.protocol.agreement import read_offer
-from dpscaffold.deployment.protocol.exchange import Crash, Delivery, ExchangeStopped
+from dpscaffold.deployment.protocol.exchange import ExchangeStopped
 from dpscaffold.deployment.protocol.messages import new_key
 from dpscaffold.deployment.server.agreed import ABSENT, evaluation_on
 from dpscaffold.deployment.server.run import DeployedRun, Deployment

@@ -11,10 +11,10 @@ import pytest
 import torch
 from deploy.test_sites import assert_parity
 from deploy.world import World, uploads_of
+from in_memory import Crash, Delivery
 from refusals import refuses
 
 from dpscaffold.deployment.protocol.enrolment import offer_to
-from dpscaffold.deployment.protocol.exchange import Crash, Delivery
 from dpscaffold.deployment.protocol.messages import ask
 from dpscaffold.deployment.site.answer import MOST_OPEN, MOST_UNUSED
 from dpscaffold.deployment.site.ledger import SiteLedger

@@ -18,8 +18,7 @@ from dpscaffold.deployment.transports import flower
 
 flower.require()
 
-from dpscaffold.deployment.transports.flower.app import site_path  # noqa: E402
-from dpscaffold.deployment.transports.flower.demo import (  # noqa: E402
+from deploy_demo import (  # noqa: E402
     POLICY,
     demo_data,
     demo_tables,
@@ -27,7 +26,9 @@ from dpscaffold.deployment.transports.flower.demo import (  # noqa: E402
     simulated,
     site_data,
 )
-from dpscaffold.deployment.transports.flower.local import LocalFederation, free_port  # noqa: E402
+from local_federation import LocalFederation, free_port  # noqa: E402
+
+from dpscaffold.deployment.transports.flower.app import site_path  # noqa: E402
 
 APP = Path(__file__).parents[2] / "examples" / "flower-app"
 OWN = APP.parent / "flower-own-model"

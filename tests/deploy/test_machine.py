@@ -18,9 +18,9 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from in_memory import Crash, Delivery
 from small import Driven, simulator
 
-from dpscaffold.deployment.protocol.exchange import Crash, Delivery
 from dpscaffold.deployment.server.sites import Stalled
 from dpscaffold.deployment.site.recovery import recover
 from dpscaffold.setting.gaussian import Gaussian

@@ -18,7 +18,7 @@ from dpscaffold.deployment.transports import flower
 
 flower.require()
 
-from dpscaffold.deployment.transports.flower.local import PATIENCE, free_port  # noqa: E402
+from local_federation import PATIENCE, free_port  # noqa: E402
 
 PAGE = Path(__file__).parents[2] / "docs" / "deploy.md"
 SITES = ("north", "east", "south")

@@ -13,6 +13,7 @@ from deploy.sums import SumWorld
 from deploy.test_deployed import Killed, deployment
 from deploy.test_ridge_deployed import gaussian_delta
 from deploy.world import LOOSE, World, uploads_of
+from in_memory import Crash
 from refusals import refuses
 from small import CPU, Driven, Trial, federation, simulator
 
@@ -23,7 +24,6 @@ from dpscaffold.deployment.protocol.agreement import (
     read_offer,
 )
 from dpscaffold.deployment.protocol.enrolment import EnrolledRun, NotEnrolled
-from dpscaffold.deployment.protocol.exchange import Crash
 from dpscaffold.deployment.server.agreed import setting_of
 from dpscaffold.deployment.server.config import load_served
 from dpscaffold.deployment.server.prepare import fitted_step

@@ -20,9 +20,7 @@ from dpscaffold.deployment.transports import flower
 
 flower.require()
 
-from dpscaffold.deployment.provision import FederationFile, make_node_key, provision, read_node_key  # noqa: E402
-from dpscaffold.deployment.site.ledger import SiteLedger  # noqa: E402
-from dpscaffold.deployment.transports.flower.demo import (  # noqa: E402
+from deploy_demo import (  # noqa: E402
     POLICY,
     demo_data,
     demo_tables,
@@ -30,12 +28,15 @@ from dpscaffold.deployment.transports.flower.demo import (  # noqa: E402
     simulated,
     site_data,
 )
-from dpscaffold.deployment.transports.flower.local import (  # noqa: E402
+from local_federation import (  # noqa: E402
     PATIENCE,
     LocalFederation,
     SlowLink,
     free_port,
 )
+
+from dpscaffold.deployment.provision import FederationFile, make_node_key, provision, read_node_key  # noqa: E402
+from dpscaffold.deployment.site.ledger import SiteLedger  # noqa: E402
 from dpscaffold.deployment.transports.flower.node import Address, Fleet, Refusal  # noqa: E402
 from dpscaffold.deployment.transports.flower.run import SuperLinkAddress, flower_bytes  # noqa: E402
 from dpscaffold.runs.folder import RunFolder  # noqa: E402
@@ -411,7 +412,7 @@ def test_eight_sites_and_a_million_parameters(tmp_path):
 
 @pytest.mark.slow
 def test_the_demonstration_ends_with_equality(tmp_path, capsys):
-    from dpscaffold.deployment.transports.flower.demo import main
+    from deploy_demo import main
 
     assert main(tmp_path / "federation") == 0
     assert "equals the simulator's" in capsys.readouterr().out.splitlines()[-1]

@@ -13,13 +13,13 @@ from deploy.sums import SumWorld
 from deploy.test_deployed import deployment
 from deploy.test_sites import simulated
 from deploy.world import LOOSE, World, uploads_of
+from in_memory import Crash
 from small import federation
 from tasks.test_ridge import numbers
 from typer.testing import CliRunner
 
 from dpscaffold.cli import app
 from dpscaffold.deployment.protocol.enrolment import NotEnrolled
-from dpscaffold.deployment.protocol.exchange import Crash
 from dpscaffold.deployment.site.operation import _run_line
 from dpscaffold.models.loading import load_model
 from dpscaffold.setting.gaussian import Gaussian

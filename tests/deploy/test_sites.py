@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 from deploy.world import World, uploads_of
+from in_memory import Delivery
 from small import Driven, simulator
 
 from dpscaffold.algorithms import ITERATIVE
 from dpscaffold.deployment.protocol.enrolment import NotEnrolled
-from dpscaffold.deployment.protocol.exchange import Delivery
 from dpscaffold.deployment.server.sites import Stalled
 from dpscaffold.setting.gaussian import Gaussian
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from deploy.sums import SECRET, SEEDED, SumWorld
 from deploy.test_sites import simulated
+from in_memory import Crash, Delivery
 
-from dpscaffold.deployment.protocol.exchange import Crash, Delivery
 from dpscaffold.deployment.protocol.messages import unpack
 from dpscaffold.deployment.server.sites import Stalled
 from dpscaffold.setting.secure import Secure

@@ -12,10 +12,10 @@ from deploy.test_deployed import Killed, deployment, killer
 from deploy.test_sites import simulated
 from deploy.test_sums import values_by_label
 from deploy.world import TABLE, new_site
+from in_memory import Crash, Delivery
 from refusals import refuses
 
 from dpscaffold.deployment.protocol.enrolment import NotEnrolled
-from dpscaffold.deployment.protocol.exchange import Crash, Delivery
 from dpscaffold.deployment.protocol.messages import fingerprint, public_of, unpack
 from dpscaffold.deployment.provision import read_signing_key
 from dpscaffold.deployment.server.config import load_served

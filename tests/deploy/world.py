@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from in_memory import InMemory
 from small import CPU, PLAN, Trial, federation
 
 from dpscaffold.algorithms import ALGORITHMS
@@ -23,7 +24,6 @@ from dpscaffold.deployment.protocol.enrolment import (
     offer_to,
     tell_draw,
 )
-from dpscaffold.deployment.protocol.exchange import InMemory
 from dpscaffold.deployment.protocol.messages import (
     SignedMessage,
     ask,

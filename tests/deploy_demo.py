@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from local_federation import LocalFederation
 
 from dpscaffold.algorithms import DEFAULT
 from dpscaffold.data import synthetic
-from dpscaffold.deployment.transports.flower.local import LocalFederation
 from dpscaffold.federation import Federation
 from dpscaffold.runs.folder import RunFolder
 from dpscaffold.setting.gaussian import Gaussian

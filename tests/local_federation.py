@@ -1,4 +1,4 @@
-"""A federation of processes on this machine, for demonstrations, benchmarks and tests.
+"""A federation of processes on this machine, for the demo, benchmarks and tests.
 
 Everything is real: a SuperLink behind its gate, one process per site with keys and state of its
 own, TLS and node authentication. Every process is ended when the ``with`` block is left.
