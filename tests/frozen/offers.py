@@ -52,11 +52,10 @@ def of_offer(given: Mapping[str, Any], participations: int | None = None) -> Sai
     """
     policy, terms = _policy(given), _terms(given["terms"])
     said: Said = {}
-    if "offer" in given:
-        derived = _derived(given, policy)
-        said["terms"] = _plain(derived)
-        terms = derived
     try:
+        if "offer" in given:
+            terms = _derived(given, policy)
+            said["terms"] = _plain(terms)
         file.check_terms(policy, terms)
         if "left" not in given:
             return {**said, "allowed": True}
