@@ -187,7 +187,7 @@ def test_examples_of_the_other_tables_are_accepted(table, tmp_path):
     for key in entries:
         name = key.name.partition(".")[2]
         if table in ("facts", "tune"):
-            own = {"stopping", "shape", "trials", "most", "score_noise", "score_bound"}
+            own = {"trials", "score_noise", "score_bound"}
             needed = {"private": True} if table == "tune" and name in own else {}
             settings, tune = parse_tuning({table: {**needed, name: key.example}})
             read = tune if table == "tune" else settings.facts

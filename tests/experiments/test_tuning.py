@@ -98,7 +98,7 @@ def test_diverged_points_lose():
 def test_ten_step_sizes_and_five_folds_are_the_default():
     _, table = parse_tuning(TOY)
     assert table.grid == {"plan.learning_rate": DEFAULT_RATES} and len(DEFAULT_RATES) == 10
-    assert table.folds == 5 and table.used_folds == 5
+    assert table.folds == 5
 
 
 @pytest.mark.parametrize(

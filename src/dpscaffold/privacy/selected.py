@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from dpscaffold.privacy.bound import (
     ALONE,
     PARTICIPANT,
@@ -19,22 +17,15 @@ from dpscaffold.privacy.bound import (
     no_guarantee,
     views_of,
 )
-from dpscaffold.privacy.bounds import RANDOM_PARTICIPATION, SECURE_SUMS, bound_for
+from dpscaffold.privacy.bounds import RANDOM_PARTICIPATION, bound_for
 from dpscaffold.privacy.composition import RunPart, together
 from dpscaffold.privacy.costs import Cost, with_costs
 from dpscaffold.privacy.drawn import FROM_SYSTEM
 from dpscaffold.privacy.errors import PrivacyError
-from dpscaffold.privacy.laws import least_hidden, rounding_cost
 from dpscaffold.privacy.loss import privacy_parameters
 from dpscaffold.privacy.mechanism import Mechanism
 from dpscaffold.privacy.record import JsonRecord, optional
-from dpscaffold.privacy.renyi import round_curve
-from dpscaffold.privacy.selection import (
-    TrialCount,
-    largest_profile,
-    selected_profile,
-    selected_renyi,
-)
+from dpscaffold.privacy.selection import TrialCount, largest_profile, selected_profile
 from dpscaffold.privacy.showing import round_up
 
 COMPOSED = (
@@ -42,7 +33,7 @@ COMPOSED = (
     "Wang 2022)"
 )
 STOPPED = (
-    "random stopping (Papernot and Steinke 2022, Theorems 2 and 6; the profile's form in "
+    "random stopping (Papernot and Steinke 2022, in the form of Koskela, Redberg, Wang 2024; see "
     "docs/privacy-proofs.md): the number of trials is hidden"
 )
 
@@ -202,8 +193,6 @@ def _check(trials: Trials) -> None:
 
 def _all(trials: Trials, view: str, delta: float) -> float:
     """Every trial, composed; what preparing the data cost counts once."""
-    if not trials.drawn:
-        return 0.0 if not trials.preparation else _alone(trials.preparation, delta)
     parts = []
     for place, drawn in enumerate(trials.drawn):
         run = replace(trials.candidates[drawn], delta=delta / len(trials.drawn))
@@ -219,15 +208,11 @@ def _all(trials: Trials, view: str, delta: float) -> float:
     return math.inf if value is None else value
 
 
-def _alone(costs: tuple[Cost, ...], delta: float) -> float:
-    return with_costs(privacy_parameters(0.0, 0.0, 1e-3), costs).epsilon(delta)
-
-
 def _winner(trials: Trials, delta: float) -> float:
-    """The winner alone: the better of the two proofs, then what preparing the data cost."""
+    """The winner alone, then what preparing the data cost."""
     left = delta / 2 if trials.preparation else delta
     laws = [_laws(run, trials.costs) for run in _distinct(trials.candidates)]
-    value = min(_by_profile(trials, laws, left), _by_renyi(trials, laws, left))
+    value = _by_profile(trials, laws, left)
     if not trials.preparation:
         return value
     law = privacy_parameters(value, left, max(value, 1e-6) / 256)
@@ -245,18 +230,7 @@ def _laws(run: Mechanism, costs: tuple[Cost, ...]) -> Laws:
     return tuple(with_costs(law, costs) for law in bound.laws(run, run.rounds))
 
 
-def _hidden(run: Mechanism) -> Mechanism:
-    """The run as its sums hide it. Rounding must cost nothing, since an order of Rényi divergences
-    has no δ to count it in."""
-    if SECURE_SUMS.applies(run) or rounding_cost(run.cohort_size, run.rounds + run.voids) > 0:
-        return run
-    return least_hidden(run)
-
-
 def _by_profile(trials: Trials, laws: Sequence[Laws], delta: float) -> float:
-    if trials.stopping.poisson:
-        return math.inf
-
     def epsilon_of(target: float) -> float:
         return max(law.epsilon(target) for each in laws for law in each)
 
@@ -265,19 +239,3 @@ def _by_profile(trials: Trials, laws: Sequence[Laws], delta: float) -> float:
 
 def _profile(laws: Sequence[Laws]) -> Any:
     return largest_profile([law.delta for each in laws for law in each])
-
-
-def _by_renyi(trials: Trials, laws: Sequence[Laws], delta: float) -> float:
-    """By Rényi divergences: of random participation, which holds towards everybody, with the noise
-    of a whole sum where sums are secure."""
-    from dp_accounting.rdp import compute_epsilon
-
-    gaussians = tuple(cost.noise for cost in trials.costs if cost.noise is not None)
-    runs = [_hidden(run) for run in _distinct(trials.candidates)]
-    curves = [round_curve(run, run.rounds, gaussians) for run in runs]
-    shared = [float(o) for o in curves[0][0] if all(o in other for other, _ in curves)]
-    orders = np.array([order for order in shared if order > 1])
-    curve = np.max([np.interp(orders, *one) for one in curves], axis=0)
-    profile = _profile(laws) if trials.stopping.poisson else None
-    total = selected_renyi(trials.stopping, orders, curve, profile)
-    return float(compute_epsilon(orders, total, delta)[0])

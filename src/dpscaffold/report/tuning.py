@@ -22,8 +22,7 @@ def tuning_table(tuned: TuningResult, width: int = 80) -> Table | Text:
     """One line per point of the grid, the best one marked."""
     table = tuned.tune
     title = (
-        f"validation {tuned.metric.title} on {tuned.title}, "
-        f"{table.used_folds} of {table.folds} folds ({tuned.output})"
+        f"validation {tuned.metric.title} on {tuned.title}, {table.folds} folds ({tuned.output})"
     )
     rows = [[*_row(score), "best" if score is tuned.best else ""] for score in tuned.scores]
     return legible([*table.grid, tuned.metric.title, "± folds", ""], rows, width, title)
@@ -46,7 +45,7 @@ def write_tuning(tuned: TuningResult, folder: Path, command: str) -> list[str]:
 
 def _sentence(tuned: TuningResult) -> str:
     values = ", ".join(f"{key} = {_text(value)}" for key, value in tuned.best.values.items())
-    folds = f"{tuned.tune.used_folds} of {tuned.tune.folds} folds"
+    folds = f"{tuned.tune.folds} folds"
     return (
         f"Chosen by cross-validation ({folds}): {values}, validation {tuned.metric.title} "
         f"{tuned.best.mean:.4f}."

@@ -13,10 +13,10 @@ from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation, Records
 
 
-def fold_federation(federation: Federation, fold: int, folds: int = 5, seed: int = 0) -> Federation:
+def fold_federation(federation: Federation, fold: int, folds: int = 5) -> Federation:
     """The training records alone, every user's ``fold``-th part held out as its test records.
 
-    Each user's records are shuffled once (from ``seed``) and cut into ``folds`` parts of nearly
+    Each user's records are shuffled once, always alike, and cut into ``folds`` parts of nearly
     equal size; the folds of different ``fold`` are disjoint and cover all records. The federation's
     own test records play no part.
 
@@ -41,7 +41,7 @@ def fold_federation(federation: Federation, fold: int, folds: int = 5, seed: int
     held: list[tuple[torch.Tensor, torch.Tensor]] = []
     for user in range(federation.users):
         features, labels = federation.train.of(user)
-        stream = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(user,)))
+        stream = np.random.default_rng(np.random.SeedSequence(0, spawn_key=(user,)))
         parts = np.array_split(stream.permutation(len(labels)), folds)
         out = torch.from_numpy(np.sort(parts[fold]))
         rest = torch.from_numpy(

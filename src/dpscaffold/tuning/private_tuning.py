@@ -98,8 +98,8 @@ class PrivateTuningResult:
 
     @property
     def winner(self) -> PrivateTrial:
-        """The best score, the first of equals. Where no trial was made (a Poisson law allows it),
-        or all diverged: the first point of the grid, untrained, which depends on no record."""
+        """The best score, the first of equals. Where all diverged: the first point of the grid,
+        untrained, which depends on no record."""
         finite = [trial for trial in self.trials if trial.score is not None]
         if not finite:
             first = {key: values[0] for key, values in self.tune.grid.items()}
@@ -198,7 +198,7 @@ def _records(
     """What candidates train on, and what they are evaluated on."""
     target = whole.target
     if table.public is None:
-        fold = fold_federation(whole, 0, table.folds, table.seed)
+        fold = fold_federation(whole, 0, table.folds)
         return fold, fold.test, f"one of {table.folds} parts of every user's records, held out"
     public = load_federation(table.public)
     if (public.dimension, public.target) != (whole.dimension, target):

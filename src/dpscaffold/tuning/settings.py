@@ -31,10 +31,6 @@ class TuneSettings(ConfigTable):
     "plan.learning_rate" = [0.1, 0.5, 2.0] }``"""
     folds: int = Field(default=5, ge=2)
     """The number of folds into which each user's training records are split. Example: ``3``"""
-    folds_run: int | None = Field(default=None, ge=1)
-    """How many of the folds are run; by default all. Example: ``1``"""
-    seed: int = Field(default=0, ge=0)
-    """The seed of the folds. Example: ``1``"""
     output: Literal["last", "average"] | None = None
     """The model that is evaluated: the last iterates or their average; by default the one that the
     plan gives out. Example: ``"average"``"""
@@ -47,16 +43,9 @@ class TuneSettings(ConfigTable):
     private: bool = False
     """Whether to tune with a valid ε: a random number of random candidates, each trained
     privately. Example: ``true``"""
-    stopping: Literal["negative-binomial", "poisson"] = "negative-binomial"
-    """The distribution of the number of private trials. Example: ``"poisson"``"""
-    shape: float = 1.0
-    """η of the negative binomial distribution: 1 is geometric, 0 logarithmic. A smaller value costs
-    less ε and varies more. Example: ``0.5``"""
     trials: float = 10.0
-    """The mean number of private trials. Example: ``5.0``"""
-    most: int | None = Field(default=None, ge=1)
-    """The largest number of private trials. The number is drawn again while it is larger, which
-    costs no ε. Example: ``20``"""
+    """The mean number of private trials, which is drawn from a geometric distribution. Example:
+    ``5.0``"""
     score_noise: float | None = None
     """The standard deviation of the noise that every user adds to its number of correct answers (to
     its share of them with unit 'user'), or, in units of `score_bound`, to its sum of losses or
@@ -90,7 +79,7 @@ class TuneSettings(ConfigTable):
 
     def _check_private(self) -> None:
         """Keys of private tuning are refused without it, and others with it."""
-        own = {"stopping", "shape", "trials", "most", "score_noise", "score_bound"}
+        own = {"trials", "score_noise", "score_bound"}
         own &= self.model_fields_set
         if not self.private:
             if own:
@@ -100,18 +89,11 @@ class TuneSettings(ConfigTable):
                     f"for a random number of private trials, or leave it out",
                 )
             return
-        for key in ("folds_run", "output"):
-            if key in self.model_fields_set:
-                raise BadInput(
-                    "not-applicable",
-                    f"tune.{key} is given, and tune.private is true, which trains each candidate "
-                    f"once and evaluates the model that its plan gives out; leave it out",
-                )
-        if self.stopping == "poisson" and "shape" in self.model_fields_set:
+        if "output" in self.model_fields_set:
             raise BadInput(
                 "not-applicable",
-                f"tune.shape is {self.shape:g}, and tune.stopping is 'poisson', which has none; "
-                f"leave it out, or set tune.stopping = 'negative-binomial'",
+                "tune.output is given, and tune.private is true, which trains each candidate once "
+                "and evaluates the model that its plan gives out; leave it out",
             )
         self._check_score_noise()
         self._check_bound()
@@ -151,12 +133,6 @@ class TuneSettings(ConfigTable):
     def stopping_law(self) -> TrialCount:
         """The law of the number of private trials."""
         try:
-            shape = math.inf if self.stopping == "poisson" else self.shape
-            return TrialCount(self.trials, shape, self.most)
+            return TrialCount(self.trials)
         except PrivacyError as error:
-            raise BadInput(error.code, f"tune.trials, tune.shape and tune.most: {error}") from error
-
-    @property
-    def used_folds(self) -> int:
-        """How many folds are run."""
-        return min(self.folds, self.folds_run or self.folds)
+            raise BadInput(error.code, f"tune.trials: {error}") from error

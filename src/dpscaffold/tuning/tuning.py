@@ -237,7 +237,7 @@ def tune(
     ``setting_of`` makes the run of a configuration on a federation."""
     whole = load_federation(settings.data if table.public is None else table.public)
     metric = _metric_of(table, whole.target)
-    folds = [fold_federation(whole, k, table.folds, table.seed) for k in range(table.used_folds)]
+    folds = [fold_federation(whole, k, table.folds) for k in range(table.folds)]
     points = _grid_points(table.grid)
     runs = list(product(range(len(folds)), range(len(points))))
     configured = [with_values(settings, point) for point in points]
