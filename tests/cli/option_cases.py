@@ -88,8 +88,7 @@ SIZES = "--users 12; --records 60; --local-steps 2; --user-ratio 0.5; --data-rat
 KIND = "--sampling poisson; --algorithm fedavg; --unit user; --neighbours replace-one"
 DESCRIBED = f"{SIZES}; {KIND}; --rounds 5; --noise 3; --max-participations 2"
 SEVERAL = "--fixed-in-advance; --same-records"
-ASKED = "--delta 0.001; --view server; --colluders 2; --group 3"
-DRAWN = "--plot curve.png; --tradeoff curve.png"
+ASKED = "--delta 0.001; --view server; --colluders 2"
 
 PRIVACY = (
     Mode(
@@ -97,7 +96,7 @@ PRIVACY = (
         "numbers",
         f"{RUN} --rounds 4 --noise 2 --sampling poisson",
         acts=f"{SIZES}; --rounds 5; --noise 3; --max-participations 2; --sampling fixed; "
-        f"--algorithm fedavg; --unit user; --neighbours add-remove; {ASKED}; {DRAWN}; --quote; "
+        f"--algorithm fedavg; --unit user; --neighbours add-remove; {ASKED}; --quote; "
         "--json",
         refused=f"{SEVERAL}; --all",
     ),
@@ -105,7 +104,7 @@ PRIVACY = (
         "privacy",
         "a configuration",
         "sum.toml",
-        acts=f"{ASKED}; {DRAWN}; --quote; --json",
+        acts=f"{ASKED}; --quote; --json",
         refused=f"{DESCRIBED}; {SEVERAL}; --all",
         slow=True,
     ),
@@ -113,7 +112,7 @@ PRIVACY = (
         "privacy",
         "a run",
         "sum",
-        acts=f"{ASKED}; {DRAWN}; --all; --quote; --json",
+        acts=f"{ASKED}; --all; --quote; --json",
         refused=f"{DESCRIBED}; {SEVERAL}",
     ),
     Mode(
@@ -121,7 +120,7 @@ PRIVACY = (
         "several configurations",
         "sum.toml other.toml",
         acts=f"{ASKED}; --fixed-in-advance; --json",
-        refused=f"{DESCRIBED}; {DRAWN}; --same-records; --all; --quote",
+        refused=f"{DESCRIBED}; --same-records; --all; --quote",
     ),
     Mode("privacy", "runs of one key", "keyed other", acts="--same-records", whole=False),
     Mode(
@@ -129,7 +128,7 @@ PRIVACY = (
         "nothing promised",
         "plain.toml",
         acts="--quote; --json",
-        refused=f"{DESCRIBED}; {SEVERAL}; {ASKED}; {DRAWN}; --all",
+        refused=f"{DESCRIBED}; {SEVERAL}; {ASKED}; --all",
     ),
     Mode(
         "privacy",
@@ -138,7 +137,7 @@ PRIVACY = (
         refused="--view server; --all; --quote",
         whole=False,
     ),
-    Mode("privacy", "a quote", "sum --quote", refused="--view server; --group 3", whole=False),
+    Mode("privacy", "a quote", "sum --quote", refused="--view server", whole=False),
 )
 
 CALIBRATE = (

@@ -28,8 +28,6 @@ LINES = (
     "predict run tab*.csv --out said",
     "evaluate run table.csv --label ill --figure f.svg",
     "export run --to safetensors --out exported",
-    "privacy run --plot f.svg",
-    "privacy run --tradeoff f.svg",
     "budget b.jsonl --epsilon 3 --delta 1e-5",
     "data describe c.toml --out f.svg",
     "data prepare c.toml --out stored",

@@ -314,15 +314,13 @@ def test_colluders_count_in_several_runs(tmp_path, advance):
     assert "5 participants" in call("privacy", a, b).stdout
 
 
-def test_view_and_group_act_on_several_runs(tmp_path):
+def test_view_acts_on_several_runs(tmp_path):
     a, b = one_step(tmp_path, 1, "colluders = 6"), one_step(tmp_path, 2)
-    both = answer("privacy", a, b, "--group", "3")
-    assert [g["size"] for g in both["human"]["server"]["groups"]] == [3]
-    one = call("privacy", a, b, "--view", "third-party", "--group", "4").stdout
-    assert "third party" in one and "server" not in one and "records together" in one
+    both = answer("privacy", a, b)
+    one = call("privacy", a, b, "--view", "third-party").stdout
+    assert "third party" in one and "server" not in one
     sentence = both["human"]["third_party"]["sentence"]
     assert sentence in " ".join(one.split()) and sentence != both["human"]["server"]["sentence"]
-    assert "group=0" in refused("privacy", a, b, "--group", "0")
     assert "--view is 'nobody'" in refused("privacy", a, b, "--view", "nobody")
     assert "--json holds every view" in refused("privacy", a, b, "--view", "server", "--json")
 
@@ -368,9 +366,6 @@ def test_bad_compositions_are_one_sentence(tmp_path):
         "privacy", a, "--fixed-in-advance"
     )
     assert "delta is 2.0" in refused("privacy", a, user, "--delta", "2")
-    assert "--plot is given, and a plot is about one run" in refused(
-        "privacy", a, user, "--plot", "x.png"
-    )
     plain = tmp_path / "plain.toml"
     plain.write_text(CONFIG)
     assert "without privacy" in refused("privacy", a, str(plain))

@@ -9,7 +9,6 @@ from privacy.settings import SMALL, SYNTHETIC, run_of
 
 from dpscaffold.privacy import RANDOM_PARTICIPATION, Cost, Ledger, Remark, statement
 from dpscaffold.privacy.showing import round_up
-from dpscaffold.report.privacy_plot import plot_epsilon
 from dpscaffold.report.statement_page import render
 
 
@@ -168,11 +167,6 @@ def test_epsilon_is_rounded_up_for_reading():
         and round_up(0.86) == "0.860"
         and round_up(float("inf")) == "infinite"
     )
-
-
-def test_the_plot_is_drawn(tmp_path):
-    plot_epsilon(run_of(SMALL), tmp_path / "epsilon.png")
-    assert (tmp_path / "epsilon.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_table_in_the_documentation_is_what_the_command_prints():

@@ -142,8 +142,6 @@ def quick() -> list[tuple[Work, int]]:
             1,
         ),
         (figure("compare", "compare", "one", "two", "--out", prepare=two_runs), 1),
-        (figure("privacy plot", "privacy", "run.toml", "--plot"), 1),
-        (figure("privacy tradeoff", "privacy", "run.toml", "--tradeoff"), 1),
         (
             Work(
                 "audit one run",

@@ -23,14 +23,11 @@ from dpscaffold.cli.subject import (
 from dpscaffold.cli.usage import refuse_given
 from dpscaffold.privacy import (
     VIEWS,
-    Bound,
     PrivacyError,
-    TradeOff,
-    bound_for,
 )
 from dpscaffold.privacy.bound import PARTICIPANT
 from dpscaffold.privacy.errors import bad_delta
-from dpscaffold.privacy.human import GROUPS, losses
+from dpscaffold.privacy.human import GROUPS
 from dpscaffold.privacy.showing import digits_up, percent, round_up
 from dpscaffold.privacy.statement import NO_NOISE
 from dpscaffold.privacy.statement_types import HumanTerms, Statement
@@ -133,18 +130,6 @@ def privacy(
         typer.Option("--quote", help="Print only the sentence to quote, with all its conditions."),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the statement as JSON.")] = False,
-    plot: Annotated[
-        Path | None, typer.Option("--plot", help="Figure of ε over the rounds to write.")
-    ] = None,
-    tradeoff: Annotated[
-        Path | None, typer.Option("--tradeoff", help="Figure of the trade-off curve to write.")
-    ] = None,
-    group: Annotated[
-        list[int] | None,
-        typer.Option(
-            "--group", help="Also state ε for this many records of one person. Can be repeated."
-        ),
-    ] = None,
     fixed_in_advance: Annotated[
         bool,
         typer.Option(
@@ -173,11 +158,9 @@ def privacy(
         refuse_numbers(numbers, sources[0])
         alone = {"--all": everything, "--quote": only_quote}
         refuse_given(alone, "which is about one run; leave it out, or name one")
-        plots = {"--plot": plot, "--tradeoff": tradeoff}
-        refuse_given(plots, "and a plot is about one run; leave it out, or name one")
         several(
             *(sources, delta, fixed_in_advance, same_records),
-            *(colluders, checked_view(view, as_json), group, as_json),
+            *(colluders, checked_view(view, as_json), as_json),
         )
         return
     pairs = {"--fixed-in-advance": fixed_in_advance, "--same-records": same_records}
@@ -188,24 +171,20 @@ def privacy(
     if folder is None:
         refuse_given({"--all": everything}, "and all is shown unless a run is named; leave it out")
     if only_quote:
-        refuse_given(
-            {"--view": view, "--group": group}, "and does not change the quote; leave it out"
-        )
+        refuse_given({"--view": view}, "and does not change the quote; leave it out")
     about = _subject(source, numbers, delta)
-    said = about.statement(tuple(group) if group else GROUPS, colluders)
+    said = about.statement(GROUPS, colluders)
     if not said.guarantee:
         given: dict[str, object] = {"--delta": delta, "--view": view, "--colluders": colluders}
-        given |= {"--group": group, "--plot": plot, "--tradeoff": tradeoff}
         refuse_given(given, f"but nothing is guaranteed ({said.reason}); leave it out")
-    _draw(about, said, plot, tradeoff)
     if as_json:
         typer.echo(json.dumps(said.to_json(), indent=2, allow_nan=False))
     elif only_quote:
         typer.echo(said.quote)
     else:
         # Parts are printed one by one.
-        details = any((everything, view, group, colluders is not None, said.parts))
-        _tell(said, None if details else folder, chosen, [plot, tradeoff])
+        details = any((everything, view, colluders is not None, said.parts))
+        _tell(said, None if details else folder, chosen)
 
 
 def _refuse_two_forms(shown: Mapping[str, bool]) -> None:
@@ -228,30 +207,13 @@ def _subject(source: Path | None, numbers: Numbers, delta: float | None) -> Stat
     return about
 
 
-def _draw(
-    about: StatementSubject, said: Statement, plot: Path | None, tradeoff: Path | None
-) -> None:
-    if tradeoff is not None:
-        draw_tradeoff(about, said, tradeoff)
-    if plot is not None:
-        from dpscaffold.report.privacy_plot import plot_epsilon
-
-        run = about.whole("--plot")
-        plot_epsilon(run, plot, about.extra_costs, said.participant.colluders or 1)
-
-
-def _tell(
-    said: Statement, folder: Path | None, views: Sequence[str], plots: Sequence[Path | None]
-) -> None:
-    """The short form for a run folder, or else everything; then which plots were drawn."""
+def _tell(said: Statement, folder: Path | None, views: Sequence[str]) -> None:
+    """The short form for a run folder, or else everything."""
     console = Console(soft_wrap=False)
     if folder is not None:
         show_short(said, folder, console)
     else:
         show(said, console, views)
-    for path in plots:
-        if path is not None:
-            typer.echo(f"plot: {path}")
 
 
 def several(
@@ -261,7 +223,6 @@ def several(
     same_records: bool,
     colluders: int | None,
     views: Sequence[str],
-    group: list[int] | None,
     as_json: bool,
 ) -> None:
     """What several runs over the same records guarantee together."""
@@ -269,30 +230,11 @@ def several(
 
     if delta is not None and not 0.0 < delta < 1.0:
         raise PrivacyError("out-of-range", bad_delta("--delta", delta))
-    groups = tuple(group) if group else GROUPS
-    answer = compose(sources, delta, fixed_in_advance, same_records, colluders, groups)
+    answer = compose(sources, delta, fixed_in_advance, same_records, colluders)
     if as_json:
         typer.echo(json.dumps(answer.to_json(), indent=2, allow_nan=False))
     else:
-        show_together(answer, Console(soft_wrap=False), views, groups=group is not None)
-
-
-def draw_tradeoff(about: StatementSubject, said: Statement, path: Path) -> None:
-    """The trade-off curve of the bounds that are quoted, one line per different bound."""
-    from dpscaffold.report.privacy_plot import plot_tradeoff
-
-    run = about.whole("--tradeoff")
-    repeats = about.ledger.repeats if about.ledger else ()
-    quoted: dict[Bound, list[str]] = {}
-    for view in VIEWS:
-        bound = bound_for(run, view, repeats, said.participant.colluders or 1)
-        quoted.setdefault(bound, []).append(view.replace("_", " "))
-    curves = {
-        ", ".join(views): TradeOff.of(losses(bound, run, said.rounds, about.extra_costs, repeats))
-        for bound, views in quoted.items()
-    }
-    assert said.human is not None  # a guarantee has them
-    plot_tradeoff(curves, path, said.human["server"].groups[-1].size)
+        show_together(answer, Console(soft_wrap=False), views)
 
 
 def checked_view(view: str | None, as_json: bool = False) -> tuple[str, ...]:

@@ -13,10 +13,8 @@ from rich.console import Console
 from dpscaffold.cli.subject import Numbers, StatementSubject, from_source
 from dpscaffold.privacy import VIEWS, Ledger, PrivacyError, bound_for
 from dpscaffold.privacy.composition import GIVEN, JointGuarantee, RunPart, together
-from dpscaffold.privacy.human import GROUPS
 from dpscaffold.privacy.showing import round_up
 from dpscaffold.report.fitting import legible
-from dpscaffold.report.human_tables import groups_table
 from dpscaffold.runs.data_key import KEY, read_key
 from dpscaffold.runs.journal import Journal
 from dpscaffold.runs.ledger import JOURNAL
@@ -37,7 +35,6 @@ def compose(
     fixed_in_advance: bool,
     same_records: bool,
     colluders: int | None = None,
-    groups: Sequence[int] = GROUPS,
 ) -> JointGuarantee:
     """Read the runs and put them together; ``delta`` is shared out evenly among them.
 
@@ -67,7 +64,7 @@ def compose(
                 f"planned, or continues another run; leave the option out, and its parts add",
             )
         parts += [replace(part, data=data.get(source)) for part in found]
-    return together(parts, fixed_in_advance, own if colluders is None else colluders, groups)
+    return together(parts, fixed_in_advance, own if colluders is None else colluders)
 
 
 def _at_most(colluders: int, about: StatementSubject) -> int:
@@ -158,12 +155,10 @@ def _explained_view(answer: JointGuarantee, views: Sequence[str]) -> str | None:
     return next((view for view in wanted if view in answer.human), None)
 
 
-def show_together(
-    answer: JointGuarantee, console: Console, views: Sequence[str], groups: bool = False
-) -> None:
+def show_together(answer: JointGuarantee, console: Console, views: Sequence[str]) -> None:
     """A row per run and one for all, then how they were put together and what it means.
 
-    ``views`` are the views to show. ``groups`` adds the table of several records of one person.
+    ``views`` are the views to show.
     """
     shown = [view for view in answer.epsilon if view in (*views, GIVEN)]
     head = ("run", "rounds", *(f"epsilon, {_label(view)}" for view in shown), "delta")
@@ -175,10 +170,6 @@ def show_together(
     ]
     console.print(legible(head, rows, console.width))
     view = _explained_view(answer, views)
-    if view and groups:
-        table = groups_table(answer.human, view)
-        console.print(f"{_label(view)}, several records of one person:", highlight=False)
-        console.print(legible(*table, console.width))
     for sentence in sentences(answer, view):
         console.print(sentence, highlight=False)
 
