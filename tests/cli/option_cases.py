@@ -146,44 +146,36 @@ CALIBRATE = (
         "noise from numbers",
         f"{RUN} --rounds 4 --epsilon 1 --sampling poisson",
         acts=f"{SIZES}; --rounds 5; --sampling fixed; --unit user; --neighbours add-remove; "
-        "--algorithm fedavg; --max-participations 2; --epsilon 2; --group 2; --view third-party; "
-        "--solve table; --delta 0.001; --json",
-        refused="--advantage 0.1; --mu 0.5; --tpr 0.1; --at-fpr 0.01; --noise 3; --colluders 2",
+        "--algorithm fedavg; --max-participations 2; --epsilon 2; --view third-party; "
+        "--delta 0.001; --json",
+        refused="--guess 60; --noise 3; --colluders 2; --solve table",
     ),
     Mode(
         "calibrate",
         "noise towards participants",
-        f"{RUN} --rounds 4 --advantage 0.1 --view participant --algorithm fedavg",
+        f"{RUN} --rounds 4 --guess 55 --view participant --algorithm fedavg",
         acts=f"{SIZES}; --rounds 5; --sampling poisson; --unit user; --neighbours zero-out; "
-        "--max-participations 2; --algorithm scaffold; --advantage 0.2; --group 2; --view server; "
-        "--colluders 2; --solve table; --delta 0.001; --json",
-        refused="--noise 3; --epsilon 1; --mu 0.5; --tpr 0.1; --at-fpr 0.01",
+        "--max-participations 2; --algorithm scaffold; --guess 60; --view server; "
+        "--colluders 2; --delta 0.001; --json",
+        refused="--noise 3; --epsilon 1; --solve table",
         slow=True,
     ),
     Mode(
         "calibrate",
         "rounds from numbers",
-        f"{RUN} --noise 2 --solve rounds --tpr 0.9 --at-fpr 0.5 --sampling poisson",
+        f"{RUN} --noise 2 --solve rounds --guess 90 --sampling poisson",
         acts=f"{SIZES}; --noise 3; --sampling fixed; --unit user; --neighbours add-remove; "
-        "--algorithm fedavg; --max-participations 2; --tpr 0.95; --at-fpr 0.6; --group 2; "
+        "--algorithm fedavg; --max-participations 2; --guess 95; "
         "--view third-party; --solve noise; --delta 0.001; --json",
-        refused="--rounds 5; --epsilon 1; --advantage 0.1; --mu 0.5; --colluders 2",
+        refused="--rounds 5; --epsilon 1; --colluders 2",
         slow=True,
     ),
     Mode(
         "calibrate",
-        "a table from a configuration",
-        "sum.toml --solve table --epsilon 1",
-        acts="--epsilon 2; --group 2; --view third-party; --solve noise; --delta 0.001; --json",
-        refused=f"{DESCRIBED}; --mu 0.5; --advantage 0.1; --tpr 0.1; --at-fpr 0.01; --colluders 2",
-    ),
-    Mode(
-        "calibrate",
-        "one record's mu",
-        "sum.toml --mu 0.9",
-        acts="--mu 1.5",
-        refused="--group 2",
-        whole=False,
+        "a configuration",
+        "sum.toml --epsilon 1",
+        acts="--epsilon 2; --view third-party; --solve rounds; --delta 0.001; --json",
+        refused=f"{DESCRIBED}; --guess 60; --colluders 2",
     ),
 )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from dataclasses import replace
 
 import pytest
@@ -15,7 +14,6 @@ from privacy.test_commands import SYNTHETIC, answer, call, refused, without, wri
 from refusals import refuses
 from scipy.stats import norm
 
-from dpscaffold import Gaussian
 from dpscaffold.privacy import (
     PAPER_THIRD_PARTY,
     RANDOM_PARTICIPATION,
@@ -29,7 +27,6 @@ from dpscaffold.privacy import (
     statement,
 )
 from dpscaffold.privacy.human import ledger_terms
-from dpscaffold.privacy.mechanism import MOST_NOISE
 from dpscaffold.privacy.showing import percent, round_up
 from dpscaffold.report.statement_page import render
 
@@ -174,49 +171,28 @@ def test_a_run_folder_in_human_terms(tmp_path):
     assert human["ledger"]["accuracy"] > 0.5 and human["server"]["accuracy"] > 0.5
 
 
-def test_calibrate_to_human_terms():
+def test_calibrate_to_a_share_of_right_guesses():
     plan = without(SYNTHETIC, "--noise")
-    found = answer("calibrate", "--advantage", "0.1", *plan)
+    found = answer("calibrate", "--guess", "55", *plan)
     back = answer("privacy", *plan, "--noise", str(found["noise"]))["human"]["server"]
-    assert 0.0995 <= back["advantage"] <= 0.1 and back["accuracy"] <= 0.55
-    found = answer("calibrate", "--tpr", "0.02", "--at-fpr", "0.01", *plan)
-    back = answer("privacy", *plan, "--noise", str(found["noise"]))["human"]["server"]
-    assert 0.0198 <= back["true_positives"][0]["rate"] <= 0.02
+    assert 0.54975 <= back["accuracy"] <= 0.55 and found["guess"] == 100 * back["accuracy"]
     rounds = answer(
-        "calibrate", "--mu", "0.3", "--solve", "rounds", *without(SYNTHETIC, "--rounds")
+        "calibrate", "--guess", "56", "--solve", "rounds", *without(SYNTHETIC, "--rounds")
     )
-    assert rounds["rounds"] > 400 and rounds["reached"] <= 0.3
-    small = "--users 10 --records 100 --rounds 8 --local-steps 2 --user-ratio 0.2 --data-ratio 0.2"
-    table = answer(
-        "calibrate", "--tpr", "0.05", "--at-fpr", "0.01", "--solve", "table", *small.split()
-    )
-    assert [(row["local_steps"], row["rounds"]) for row in table["combinations"]][:4] == [
-        (1, 2),
-        (1, 8),
-        (1, 32),
-        (2, 2),
-    ]
-    row = table["combinations"][4]
-    run = run_of(SMALL, rounds=8, local_steps=2, noise=row["noise"], delta=table["delta"])
-    assert 0.0495 <= AttackGoal("tpr", 0.05, at_fpr=0.01).of(run) <= 0.05
-    shown = call("calibrate", "--epsilon", "1", "--group", "3", *plan)
-    assert "of 1 for 3 together" in shown.stdout and "at most" in shown.stdout
+    assert rounds["rounds"] > 400 and rounds["guess"] <= 56
+    shown = call("calibrate", "--guess", "55", *plan)
+    assert "right guesses = " in shown.stdout and "at most" in shown.stdout
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--advantage", "0"], "advantage=0.0 must lie strictly between 0 and 1"),
-        (["--advantage", "1.5"], "advantage=1.5"),
-        (["--advantage", "nan"], "advantage=nan"),
-        (["--tpr", "0.5"], "--tpr is given without --at-fpr"),
-        (["--at-fpr", "0.5", "--epsilon", "1"], "--at-fpr is given without --tpr"),
-        (["--tpr", "0.01", "--at-fpr", "0.02"], "at_fpr=0.02 must lie above 0"),
-        (["--advantage", "0.1", "--epsilon", "1"], "--epsilon and --advantage are both given"),
-        (["--mu", "-1"], "mu is -1; give a number above 0"),
-        (["--mu", "0.1", "--group", "2"], "group=2 is given with mu"),
-        (["--epsilon", "1", "--group", "0"], "group=0"),
-        (["--advantage", "0.1", "--view", "paper-third-party"], "no loss distribution"),
+        (["--guess", "50"], "--guess is 50; give a number above 50"),
+        (["--guess", "0.55"], "--guess is 0.55; give a number above 50"),
+        (["--guess", "100"], "below 100, in per cent"),
+        (["--guess", "nan"], "--guess is nan"),
+        (["--guess", "55", "--epsilon", "1"], "--epsilon and --guess are both given"),
+        (["--guess", "55", "--view", "paper-third-party"], "no loss distribution"),
     ],
 )
 def test_bad_goals_are_one_sentence(options, words):
@@ -226,12 +202,7 @@ def test_bad_goals_are_one_sentence(options, words):
 def test_a_goal_beyond_the_most_noise_is_refused_with_one_that_is_met():
     """What is recommended can be trained: the most noise is the same for both."""
     plan = without(SYNTHETIC, "--noise")
-    said = refused("calibrate", *plan, "--advantage", "3e-7")
+    said = refused("calibrate", *plan, "--guess", "50.00001")
     assert "not met by any noise up to 1e+07" in said
-    nearest = re.search(r"at least advantage=(\S+),", said)[1]
-    noise = answer("calibrate", *plan, "--advantage", nearest)["noise"]
-    assert 0.9 * MOST_NOISE < Gaussian(noise=noise).noise <= MOST_NOISE
-    less = f"{float(nearest) * 0.99:.4g}"
-    assert "not met" in refused("calibrate", *plan, "--advantage", less)
     published = ("--view", "paper-third-party", "--epsilon", "1e-3")
     assert "any noise up to 1e+07, where it is" in refused("calibrate", *plan, *published)

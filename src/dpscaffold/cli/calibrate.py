@@ -1,16 +1,14 @@
-"""``dpscaffold calibrate``: the noise, the rounds, or the combinations that spend a given ε."""
+"""``dpscaffold calibrate``: the noise or the rounds that spend a given ε."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from dpscaffold.cli.privacy import (
     AlgorithmName,
@@ -38,7 +36,6 @@ from dpscaffold.privacy import (
     Mechanism,
     PrivacyError,
     bound_for,
-    budget_table,
     calibrate_noise,
     human_terms,
     largest_rounds,
@@ -46,40 +43,22 @@ from dpscaffold.privacy import (
     rounds_for,
 )
 from dpscaffold.privacy.bound import PARTICIPANT
-from dpscaffold.privacy.goals import Kind, goal_table
 from dpscaffold.privacy.showing import digits_up, round_up
 
-SOLVE = ("noise", "rounds", "table")
-#: The local steps that a table lists besides the run's own.
-LOCAL_STEPS = (1, 5, 10, 20, 50)
+SOLVE = ("noise", "rounds")
 
 
 def calibrate(
     source: Source = None,
     epsilon: Annotated[float | None, typer.Option("--epsilon", help="The ε to keep.")] = None,
-    advantage: Annotated[
+    guess: Annotated[
         float | None,
         typer.Option(
-            "--advantage",
-            help="Instead of ε: the largest advantage (TPR − FPR) of any membership test.",
+            "--guess",
+            help="Instead of ε: a guess whether a record was used is right at most this many per "
+            "cent of the time, such as 52.5 (a coin: 50).",
         ),
     ] = None,
-    tpr: Annotated[
-        float | None,
-        typer.Option(
-            "--tpr", help="Instead of ε: the largest true-positive rate of any test at --at-fpr."
-        ),
-    ] = None,
-    at_fpr: Annotated[
-        float | None, typer.Option("--at-fpr", help="The false-positive rate of --tpr.")
-    ] = None,
-    mu: Annotated[
-        float | None, typer.Option("--mu", help="Instead of ε: approximate Gaussian privacy μ.")
-    ] = None,
-    group: Annotated[
-        int,
-        typer.Option("--group", help="Keep the goal for this many records of one person together."),
-    ] = 1,
     view: Annotated[
         str,
         typer.Option(
@@ -89,9 +68,7 @@ def calibrate(
     colluders: Colluders = None,
     solve: Annotated[
         str,
-        typer.Option(
-            "--solve", help="What to solve for: noise, rounds, or a table of (K, T, σ_g)."
-        ),
+        typer.Option("--solve", help="What to solve for: noise or rounds."),
     ] = "noise",
     users: Users = None,
     records: Records = None,
@@ -108,13 +85,13 @@ def calibrate(
     max_participations: Cap = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
 ) -> None:
-    """Find the smallest noise, or the largest number of rounds, for an ε or another goal.
+    """Find the smallest noise, or the most rounds, for an ε or a share of right guesses.
 
     Example: dpscaffold calibrate clinics.toml --epsilon 1
     """
-    goal = goal_from(epsilon, advantage, tpr, at_fpr, mu, group)
+    goal = goal_from(epsilon, guess)
     if solve not in SOLVE:
-        raise PrivacyError("unknown-choice", f"--solve is {solve!r}; give noise, rounds or table")
+        raise PrivacyError("unknown-choice", f"--solve is {solve!r}; give noise or rounds")
     numbers = Numbers(
         *(users, records, rounds, local_steps, user_ratio, data_ratio, noise),
         *(sampling, algorithm, unit, neighbours, max_participations),
@@ -140,8 +117,8 @@ def calibrate(
         "notes": _notes(run, view, given),
         "target": goal.target,
     }
-    if goal.kind != "epsilon" or goal.group > 1:
-        answer |= solve_goal(run, goal, bound, costs, solve)
+    if goal.kind == "advantage":
+        answer |= {"target": guess, **solve_guess(run, goal, bound, costs, solve)}
     else:
         answer |= solve_epsilon(run, goal.target, bound, costs, solve)
     if as_json:
@@ -166,56 +143,38 @@ def _notes(run: Mechanism, view: str, given: Mapping[str, object]) -> list[str]:
     ]
 
 
-def _listed(run: Mechanism) -> list[int]:
-    """The local steps that a table lists: some usual ones, and the run's own."""
-    return sorted({*LOCAL_STEPS, run.local_steps})
+def goal_from(epsilon: float | None, guess: float | None) -> AttackGoal:
+    """The one goal that the options give: a guess that is right in x per cent of the cases has an
+    advantage of 2x/100 − 1.
 
-
-def goal_from(
-    epsilon: float | None,
-    advantage: float | None,
-    tpr: float | None,
-    at_fpr: float | None,
-    mu: float | None,
-    group: int,
-) -> AttackGoal:
-    """The one goal that the options give.
-
-    >>> goal_from(None, None, 0.02, 0.01, None, 1).kind
-    'tpr'
+    >>> goal_from(None, 52.5).kind, round(goal_from(None, 52.5).target, 6)
+    ('advantage', 0.05)
     """
-    given: dict[Kind, float | None] = {
-        "epsilon": epsilon,
-        "advantage": advantage,
-        "tpr": tpr,
-        "mu": mu,
-    }
-    named = [kind for kind, value in given.items() if value is not None]
-    if not named:
+    if epsilon is None and guess is None:
         raise PrivacyError(
             "missing-argument",
-            "missing --epsilon; give the budget, a number above 0, or --advantage, --mu, or --tpr "
-            "with --at-fpr",
+            "missing --epsilon; give the budget, a number above 0, or --guess, the per cent of "
+            "guesses that may be right",
         )
-    if len(named) > 1:
+    if epsilon is not None and guess is not None:
         raise PrivacyError(
-            "conflicting-arguments", f"--{named[0]} and --{named[1]} are both given; give one goal"
+            "conflicting-arguments", "--epsilon and --guess are both given; give one goal"
         )
-    if (tpr is None) != (at_fpr is None):
-        one, other = ("--tpr", "--at-fpr") if at_fpr is None else ("--at-fpr", "--tpr")
-        raise PrivacyError("missing-argument", f"{one} is given without {other}; give both")
-    target = given[named[0]]
-    assert target is not None
-    return AttackGoal(named[0], target, at_fpr, group)
+    if guess is None:
+        assert epsilon is not None
+        return AttackGoal("epsilon", epsilon)
+    if not 50 < guess < 100:
+        raise PrivacyError(
+            "out-of-range",
+            f"--guess is {guess:g}; give a number above 50 (a coin) and below 100, in per cent",
+        )
+    return AttackGoal("advantage", 2 * guess / 100 - 1)
 
 
 def solve_epsilon(
     run: Mechanism, epsilon: float, bound: Bound, costs: tuple[Any, ...], solve: str
 ) -> dict[str, Any]:
-    """The noise or the rounds that keep to a budget of ``epsilon``, or a table of both."""
-    if solve == "table":
-        table = budget_table(run, epsilon, bound, _listed(run), costs=costs)
-        return {"combinations": [asdict(row) for row in table], "delta": run.delta}
+    """The noise or the rounds that keep to a budget of ``epsilon``."""
     if solve == "noise":
         run = replace(run, noise=calibrate_noise(run, epsilon, bound, costs))
         found = {"noise": run.noise, "rounds": run.rounds}
@@ -228,25 +187,23 @@ def solve_epsilon(
     return answer
 
 
-def solve_goal(
+def solve_guess(
     run: Mechanism, goal: AttackGoal, bound: Bound, costs: tuple[Any, ...], solve: str
 ) -> dict[str, Any]:
-    """The noise or the rounds that meet a goal in human terms, and what they reach."""
-    if solve == "table":
-        rows = [asdict(row) for row in goal_table(run, goal, bound, costs, _listed(run))]
-        return {"combinations": rows, "goal": asdict(goal), "delta": run.delta}
+    """The noise or the rounds with which guesses are right as rarely as asked, and what they
+    reach."""
     if solve == "noise":
         run = replace(run, noise=noise_for(run, goal, bound, costs))
     else:
         run = replace(run, rounds=rounds_for(run, goal, bound, costs))
+    human = human_terms(bound, run, None, tuple(costs))
     return {
         "noise": run.noise,
         "rounds": run.rounds,
-        "goal": asdict(goal),
-        "reached": goal.of(run, bound, costs),
+        "guess": 100 * human.accuracy,
         "epsilon": bound.epsilon(run, costs=costs),
         "delta": run.delta,
-        "human": human_terms(bound, run, None, tuple(costs)).to_json(),
+        "sentence": human.sentence(),
     }
 
 
@@ -261,46 +218,24 @@ def _subject(source: Any, numbers: Numbers, delta: float | None, solve: str) -> 
             )
         about.whole("calibrate")
         return about
-    if solve in ("noise", "table") and numbers.noise is None:
+    if solve == "noise" and numbers.noise is None:
         numbers = replace(numbers, noise=1.0)
-    if solve == "table" and numbers.local_steps is None:
-        numbers = replace(numbers, local_steps=LOCAL_STEPS[0])
     if solve == "rounds" and numbers.rounds is None:
         numbers = replace(numbers, rounds=1)
     return StatementSubject(from_numbers(numbers, delta))
 
 
 def _show(answer: dict[str, Any], console: Console) -> None:
-    if "combinations" in answer:
-        table = Table("K", "T", "σ_g", "epsilon", box=box.SIMPLE_HEAD, pad_edge=False)
-        for row in answer["combinations"]:
-            table.add_row(
-                str(row["local_steps"]),
-                str(row["rounds"]),
-                digits_up(row["noise"], 6),
-                round_up(row["epsilon"]),
-            )
-        console.print(table)
+    key, epsilon = answer["solve"], round_up(answer["epsilon"])
+    shown = digits_up(answer[key], 6) if key == "noise" else str(answer[key])
+    console.print(f"{key} = {shown}", highlight=False)
+    if "guess" in answer:
+        right = digits_up(answer["guess"], 4)
+        console.print(f"right guesses = {right} % of {answer['target']:g} %", highlight=False)
+        console.print(answer["sentence"], highlight=False)
+        reached = f"epsilon = {epsilon}, "
     else:
-        key = answer["solve"]
-        console.print(
-            f"{key} = {digits_up(answer[key], 6)}" if key == "noise" else f"{key} = {answer[key]}",
-            highlight=False,
-        )
-    reached = (
-        f"epsilon = {round_up(answer['epsilon'])} of {answer['target']:g}, "
-        if "epsilon" in answer and "goal" not in answer
-        else ""
-    )
-    if "reached" in answer:
-        goal = AttackGoal(**answer["goal"])
-        together = f" for {goal.group} together" if goal.group > 1 else ""
-        console.print(
-            f"{goal.kind} = {digits_up(answer['reached'], 4)} of {goal.target:g}{together}",
-            highlight=False,
-        )
-        console.print(answer["human"]["sentence"], highlight=False)
-        reached = f"epsilon = {round_up(answer['epsilon'])}, "
+        reached = f"epsilon = {epsilon} of {answer['target']:g}, "
     console.print(
         f"{reached}delta = {digits_up(answer['delta'])}, view {answer['view']}, "
         f"bound {answer['bound']}",
