@@ -232,7 +232,7 @@ def test_show_spells_out_the_defaults_of_every_kind_of_file(name, tmp_path):
         ("policy.min_noise", "site.policy.min_noise: The smallest"),
         ("deploy.quorum", "example: --set deploy.quorum=2"),
         ("facts.similarity", 'default: "unknown"'),
-        ("site.policy", "site.policy.max_clip "),
+        ("site.policy", "site.policy.max_runs "),
         ("federation", "federation.days "),
         ("step", "step.norm_bound "),
     ],

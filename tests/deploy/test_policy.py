@@ -50,12 +50,10 @@ def reason(policy: Policy, terms: Terms) -> str:
         ({"mechanism": replace(SECRET, secret=False)}, "policy-rehearsal"),
         ({"mechanism": replace(SECRET, noise=4.99)}, "policy-noise"),
         ({"mechanism": replace(SECRET, noise=0.0)}, "policy-noise"),
-        ({"mechanism": replace(SECRET, clip=1.6)}, "policy-clip"),
         ({"mechanism": replace(SECRET, clip="median")}, "policy-clip"),
         ({"mechanism": replace(SECRET, unit="user")}, "policy-unit"),
         ({"unproved": ("start",)}, "policy-unit"),
         ({"local_steps": 101}, "policy-steps"),
-        ({"data_ratio": 0.51}, "policy-steps"),
         ({"algorithm": "fedavg"}, "policy-algorithm"),
         ({"algorithm": "package.file:factory"}, ""),
         ({"algorithm": "other.file:factory"}, "policy-algorithm"),
@@ -71,8 +69,6 @@ def test_what_the_file_allows_is_allowed():
     loose = POLICY.model_copy(update={"unprotected": True, "rehearsal": True})
     assert reason(loose, replace(TERMS, mechanism=None)) == ""
     assert reason(loose, replace(TERMS, mechanism=replace(SECRET, secret=False))) == ""
-    only = POLICY.model_copy(update={"samplings": ("poisson",)})
-    assert reason(only, TERMS) == "policy-sampling"
     users = POLICY.model_copy(update={"units": ("user",)})
     by_user = replace(TERMS, mechanism=replace(SECRET, unit="user"))
     assert reason(users, by_user) == ""
@@ -142,7 +138,7 @@ def test_a_new_site_has_the_documented_policy(site):
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ("max_clip", "max_klip", "did you mean 'max_clip'"),
+        ("max_runs", "max_ruins", "did you mean 'max_runs'"),
         ("epsilon = 2.0", "epsilon = 0.0", "policy.epsilon is 0.0"),
         ("epsilon = 2.0", "epsilon = nan", "policy.epsilon is nan"),
         ("delta = 1e-6", "delta = 1.5", "policy.delta is 1.5"),

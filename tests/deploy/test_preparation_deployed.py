@@ -207,12 +207,6 @@ def test_a_site_refuses_by_its_policy(tmp_path, code, policy, secure):
     assert not world.ledger("east").runs
 
 
-def test_sums_over_all_records_need_no_larger_batches(tmp_path):
-    """``max_data_ratio`` is for batches; ``preparation`` allows the sums."""
-    world = world_of(tmp_path / "sites", [CENTRE], policy=POLICY | {"max_data_ratio": 0.4})
-    assert served(world, tmp_path / "run")[1].ended == "completed"
-
-
 def test_a_policy_that_allows_no_preparation_any_more_counts_at_once(tmp_path):
     world = world_of(tmp_path / "sites", [CENTRE], SECRET)
     world.enrolled = EnrolledRun.fresh(changed_offer(world), world.names)

@@ -89,13 +89,10 @@ def test_the_ledger_has_the_epsilon_of_one_bounded_sum(tmp_path, secure):
 
 
 REFUSED = [
-    ("policy-steps", {"policy": POLICY | {"max_data_ratio": 0.5}}),
     ("policy-algorithm", {"policy": POLICY | {"algorithms": ("fedavg",)}}),
     ("policy-model", {"policy": POLICY | {"tasks": ("mlp",)}}),
     ("policy-model", {"policy": POLICY | {"max_parameters": 29}}),
-    ("policy-clip", {"policy": POLICY | {"max_clip": 1.0}}),
     ("policy-noise", {"policy": POLICY | {"min_noise": 9.0}}),
-    ("policy-sampling", {"policy": POLICY | {"samplings": ("fixed",)}}),
     ("policy-epsilon", {"policy": POLICY | {"epsilon": 0.1}}),
     ("policy-unit", {"privacy": replace(SECRET, unit="user", sampling="fixed")}),
 ]

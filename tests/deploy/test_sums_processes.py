@@ -97,7 +97,7 @@ def test_ridge_regression_in_one_round_plain_and_secure(tmp_path):
     records = {name: tuple(t.numpy() for t in data.train.of(k)) for k, name in enumerate(NAMES)}
     sizes = dict(zip(NAMES, data.roster.sizes, strict=True))
     policy = {**POLICY, "epsilon": "900.0", "min_noise": "1.0"}
-    policy |= {"algorithms": '["ridge"]', "max_data_ratio": "1.0"}
+    policy |= {"algorithms": '["ridge"]'}
     tables = {
         "schema": {"features": 8, "classes": 3},
         "algorithm": {"name": "ridge"},

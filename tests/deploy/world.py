@@ -56,8 +56,6 @@ LOOSE = {
     "delta": 1e-2,
     "max_runs": 10,
     "min_noise": 0.0,
-    "max_clip": 1e3,
-    "max_data_ratio": 1.0,
     "units": ("record", "user"),
     "algorithms": tuple(ALGORITHMS),
     "largest_value": 1e6,

@@ -86,7 +86,6 @@ delta = 1e-5               # likewise; one sum has delta/max_runs
 max_runs = 10              # each may spend at most epsilon/max_runs, or run_epsilon
 run_epsilon = 1.0
 min_noise = 0.0
-max_data_ratio = 1.0       # a sum is over all records
 algorithms = {algorithms}
 tasks = ["logistic", "linear"]
 """

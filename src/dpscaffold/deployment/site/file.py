@@ -21,7 +21,7 @@ from dpscaffold.deployment.provision import host_and_port, read_toml, site_name
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy import Mechanism, PrivacyError, no_guarantee
 from dpscaffold.privacy.ledger import participations_within, spent
-from dpscaffold.privacy.mechanism import Query, Sampling, Unit, Weighting
+from dpscaffold.privacy.mechanism import Query, Unit, Weighting
 from dpscaffold.privacy.showing import round_up
 from dpscaffold.setting.gaussian import Gaussian
 
@@ -96,17 +96,11 @@ class Policy(_SiteTable):
     min_noise: float = Field(default=1.0, ge=0)
     """The smallest σ_g that is accepted; with secure sums, that of the whole sum. Example:
     ``5.0``"""
-    max_clip: float = Field(default=1.5, gt=0)
-    """The largest C that is accepted. Example: ``1.0``"""
     max_local_steps: int = Field(default=100, ge=1)
     """The largest K that is accepted. Example: ``50``"""
-    max_data_ratio: float = Field(default=0.5, gt=0, le=1)
-    """The largest s that is accepted. Example: ``0.2``"""
     units: tuple[Unit, ...] = ("record",)
     """The accepted units of protection: single records, or all records of this site. Example:
     ``["record", "user"]``"""
-    samplings: tuple[Sampling, ...] = ("fixed", "poisson")
-    """The accepted kinds of batches. Example: ``["poisson"]``"""
     algorithms: tuple[str, ...] = AGREED
     """The accepted algorithms, by name, from installed code. Example: ``["scaffold",
     "scaffold-balanced"]``"""
@@ -121,8 +115,7 @@ class Policy(_SiteTable):
     """Whether runs without privacy are accepted. Example: ``true``"""
     preparation: bool = False
     """Whether servers may fit preparation (centre, standardise, pca) by noised sums over all
-    records. Each sum is a run of its own, within epsilon; max_data_ratio is not for them. Example:
-    ``true``"""
+    records. Each sum is a run of its own, within epsilon. Example: ``true``"""
     rehearsal: bool = False
     """Whether noise from the plan's seed is accepted; for public data only. Example: ``true``"""
     approval: Approval = "policy"
@@ -312,9 +305,7 @@ def check_terms(policy: Policy, terms: Terms) -> None:
     else:
         _check_query(policy, terms, mechanism)
     _within("policy-steps", "local_steps", terms.local_steps, policy.max_local_steps)
-    if not terms.preparation:
-        _within("policy-steps", "data_ratio", terms.data_ratio, policy.max_data_ratio)
-    elif not policy.preparation:
+    if terms.preparation and not policy.preparation:
         raise Refused("preparation", "policy.preparation is false")
     _among("policy-algorithm", "algorithm", terms.algorithm, policy.algorithms)
     _among("policy-model", "task", terms.task, policy.tasks)
@@ -343,10 +334,9 @@ def _check_query(policy: Policy, terms: Terms, mechanism: Gaussian) -> None:
     noise = mechanism.noise if terms.sums is None else terms.sums.noise
     if not noise >= policy.min_noise or mechanism.noise <= 0:
         raise Refused("policy-noise", f"noise {noise}, at least {policy.min_noise}")
-    if isinstance(mechanism.clip, str) or not 0 < mechanism.clip <= policy.max_clip:
-        raise Refused("policy-clip", f"clip {mechanism.clip}, at most {policy.max_clip}")
+    if isinstance(mechanism.clip, str):
+        raise Refused("policy-clip", f"clip {mechanism.clip}, which is not a number")
     _among("policy-unit", "unit", mechanism.unit, policy.units)
-    _among("policy-sampling", "sampling", mechanism.sampling, policy.samplings)
     reason = _unproved(terms, policy.run_delta)
     if reason:
         raise Refused("policy-unit", reason)
