@@ -245,7 +245,6 @@ def test_explain_knows_the_files_of_a_deployment(key, said):
 FURTHER = {
     "data": {
         "alpha": {"partition": "dirichlet"},
-        "shards": {"partition": "shards"},
         "similarity": {"partition": "similarity"},
         "size_spread": {"partition": "similarity"},
     },

@@ -206,9 +206,7 @@ def test_records_that_are_skipped_as_comments_are_outside_the_guarantee(
     [
         ({"partition": "similarity", "similarity": 0}, True),
         ({"partition": "similarity", "similarity": 100}, False),
-        ({"partition": "shards"}, True),
         ({"partition": "dirichlet", "alpha": 0.5}, True),
-        ({"partition": "quantity", "alpha": 1.0}, False),
     ],
     ids=str,
 )

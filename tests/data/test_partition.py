@@ -21,10 +21,6 @@ PARTITIONS: dict[str, Partition] = {
     "similarity 37": lambda labels, sizes, seed: partition.similarity(labels, sizes, 37, seed),
     "dirichlet 0.01": lambda labels, sizes, seed: partition.dirichlet(labels, sizes, 0.01, seed),
     "dirichlet 5": lambda labels, sizes, seed: partition.dirichlet(labels, sizes, 5.0, seed),
-    "one shard": lambda labels, sizes, seed: partition.shards(labels, sizes, 1, seed),
-    "two shards": lambda labels, sizes, seed: partition.shards(
-        labels, np.maximum(sizes, 2), 2, seed
-    ),
 }
 
 
@@ -128,32 +124,15 @@ def test_dirichlet_follows_its_law() -> None:
     assert abs(shares.var(axis=0).mean() / expected - 1) < 0.12
 
 
-def test_shards_bound_the_labels_of_a_user() -> None:
-    labels = np.repeat(np.arange(10), 600)
-    parts = partition.shards(labels, np.full(60, 100), 2)
-    kinds = [len(np.unique(labels[rows])) for rows in parts]
-    assert max(kinds) <= 2 and np.mean(kinds) > 1.5
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     users=st.integers(1, 30),
     mean=st.integers(2, 50),
-    alpha=st.floats(0.01, 100),
     seed=st.integers(0, 99),
 )
-def test_uneven_sizes_add_up(users: int, mean: int, alpha: float, seed: int) -> None:
-    total = users * mean
-    for sizes in (
-        partition.quantity_sizes(total, users, alpha, seed),
-        partition.lognormal_sizes(total, users, 1.0, seed),
-    ):
-        assert sizes.sum() == total and sizes.min() >= 2
-
-
-def test_quantity_skew_grows_as_alpha_falls() -> None:
-    spread = [partition.quantity_sizes(100_000, 100, alpha).std() for alpha in (100.0, 1.0, 0.1)]
-    assert spread[0] < 150 < 600 < spread[1] < spread[2]
+def test_uneven_sizes_add_up(users: int, mean: int, seed: int) -> None:
+    sizes = partition.lognormal_sizes(users * mean, users, 1.0, seed)
+    assert sizes.sum() == users * mean and sizes.min() >= 2
 
 
 @settings(max_examples=40, deadline=None)
@@ -186,9 +165,7 @@ def test_natural_users_keep_their_own_rows(users: list[int], minimum: int, most:
         (lambda y: partition.similarity(y, [10], float("nan")), "out-of-range: similarity is nan"),
         (lambda y: partition.similarity(y, [10, 0], 10), "user-without-records: user 1"),
         (lambda y: partition.dirichlet(y, [10], 0.0), "out-of-range: alpha is 0.0"),
-        (lambda y: partition.shards(y, [3, 9], 4), "too-few-records: user has 3"),
-        (lambda y: partition.shards(y, [3], 0), "out-of-range: shards is 0"),
-        (lambda y: partition.quantity_sizes(10, 6, 1.0), "too-few-records: need 12 … are 10"),
+        (lambda y: partition.lognormal_sizes(10, 6, 1.0), "too-few-records: need 12 … are 10"),
         (lambda y: partition.natural(y, 10, 11, 1, None), "too-few-users: 10 of 10"),
         (
             lambda y: partition.natural(y, 10, None, 11, None),

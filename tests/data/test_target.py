@@ -28,7 +28,6 @@ from dpscaffold.data import (
     prepare,
     read_npz,
     save,
-    shards,
     similarity,
 )
 from dpscaffold.federation import Federation
@@ -165,7 +164,6 @@ def test_partitions_by_class_refuse_numbers_and_others_deal_them_out(
     for refused in (
         lambda: similarity(numbers, sizes, 10.0),
         lambda: dirichlet(numbers, sizes, 0.5),
-        lambda: shards(numbers, sizes, 1),
     ):
         with refuses("wrong-target"):
             refused()
@@ -180,9 +178,11 @@ def test_partitions_by_class_refuse_numbers_and_others_deal_them_out(
             {"user": None, "users": 3, "features": ["size"]},
             "wrong-target: similarity = 10",
         ),
-        ({"user": None, "users": 3, "features": ["size"], "partition": "shards"}, "wrong-target"),
+        (
+            {"user": None, "users": 3, "features": ["size"], "partition": "dirichlet"},
+            "wrong-target",
+        ),
         ({"classes": ["a", "b"]}, "conflicting-arguments: target is 'number'"),
-        ({"minimum_classes": 2}, "not-applicable: minimum_classes is 2 … target is 'number'"),
         ({"target": "numbers"}, "unknown-choice: target"),
         ({"target": "class"}, "bad-labels: target = 'number'"),
         ({"label": "town", "user": "size"}, "not-numbers: 'town'"),

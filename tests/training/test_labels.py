@@ -324,7 +324,6 @@ def test_a_run_stops_by_public_rows_with_several_labels() -> None:
         ),
         ({"label": ["fever", "a"]}, "bad-labels: 'a'"),
         ({"label": [*LABELS], "features": ["a", "rash"]}, "column-named-twice"),
-        ({"label": [*LABELS], "minimum_classes": 2}, "not-applicable: target is 'labels'"),
         ({"label": [*LABELS], "exclude": ["rash"]}, "column-needed"),
     ],
 )

@@ -8,7 +8,6 @@ from .loading import preprocess_to as preprocess_to
 from .partition import dirichlet as dirichlet
 from .partition import iid as iid
 from .partition import natural as natural
-from .partition import shards as shards
 from .partition import similarity as similarity
 from .pool import Pool as Pool
 from .pool import assemble as assemble

@@ -47,13 +47,6 @@ def allocate(
         )
     if chosen == "dirichlet":
         return partition.dirichlet(labels, sizes, settings.alpha, settings.seed), ()
-    if chosen == "shards":
-        return partition.shards(labels, sizes, settings.shards, settings.seed), ()
-    if chosen == "quantity":
-        sizes = partition.quantity_sizes(
-            int(sizes.sum()), count, settings.alpha, settings.seed, settings.minimum_records
-        )
-        return partition.iid(labels, sizes, settings.seed), ()
     return partition.similarity(labels, sizes, settings.similarity, settings.seed), ()
 
 
@@ -106,8 +99,7 @@ PARTITIONED_BY_NUMBER = "Records were partitioned among users by their number (d
 
 def _looks_at_labels(settings: Pooled) -> bool:
     """Whether users are made by sorting records."""
-    alike = settings.chosen_partition == "similarity" and settings.similarity >= 100
-    return settings.chosen_partition != "quantity" and not alike
+    return settings.chosen_partition != "similarity" or settings.similarity < 100
 
 
 def named(gone: Sequence[str], most: int = 20) -> str:

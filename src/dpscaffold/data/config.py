@@ -40,13 +40,11 @@ from dpscaffold.data.tables.missing import (
 from dpscaffold.errors import BadInput, BadValue, nearest
 from dpscaffold.federation.schema import Kind, Target
 
-Partition = Literal["similarity", "dirichlet", "shards", "quantity", "natural"]
+Partition = Literal["similarity", "dirichlet", "natural"]
 #: Which options belong to which partition.
 OPTIONS = {
     "similarity": {"similarity", "size_spread"},
     "dirichlet": {"alpha", "size_spread"},
-    "shards": {"shards", "size_spread"},
-    "quantity": {"alpha"},
     "natural": set[str](),
 }
 PAPER_STEPS = ("standardise", "unit-norm")
@@ -113,8 +111,7 @@ class Pooled(_Data):
 
     ``users`` is M and ``records`` is R, train and test together (as many as there are when not
     given). A user with fewer than ``minimum_records`` records is left out by the natural partition
-    and refused by the others; one with fewer than ``minimum_classes`` labels among its training
-    records is refused.
+    and refused by the others.
     """
 
     users: int | None = Field(default=None, ge=1)
@@ -129,19 +126,14 @@ class Pooled(_Data):
     """The percentage of each user's records that is drawn from all classes alike (partition
     'similarity'). Example: ``0``"""
     alpha: float = Field(default=0.5, gt=0)
-    """The concentration of the Dirichlet distribution (partitions 'dirichlet' and 'quantity'); a
-    small value gives uneven shares. Example: ``0.3``"""
-    shards: int = Field(default=2, ge=1)
-    """The number of shards of records sorted by label that each user gets (partition 'shards').
-    Example: ``3``"""
+    """The concentration of the Dirichlet distribution (partition 'dirichlet'); a small value gives
+    uneven shares. Example: ``0.3``"""
     size_spread: float = Field(default=0.0, ge=0)
     """How unequal the users' numbers of records are: the standard deviation of their logarithm.
     Example: ``0.5``"""
     minimum_records: int = Field(default=2, ge=2)
     """A user with fewer records is left out with a note (partition 'natural') or refused (other
     partitions). Example: ``10``"""
-    minimum_classes: int = Field(default=1, ge=1)
-    """A user with fewer classes among its training records is refused. Example: ``2``"""
     preprocess: tuple[PreprocessingStep, ...] = Field(default=PAPER_STEPS, validate_default=True)
     """The preprocessing steps of the features, in order. Each step states what it is fitted on.
     Value: names or tables of steps: standardise, centre, unit-norm, clip-norm, pca. Example:
@@ -186,13 +178,6 @@ class Pooled(_Data):
             raise BadValue(
                 "missing-key",
                 f"users is missing: partition = '{chosen}' needs to know how many there are to be",
-            )
-        target = kind_in(getattr(self, "target", "class"))
-        if self.minimum_classes > 1 and target != "class":
-            raise BadValue(
-                "not-applicable",
-                f"minimum_classes is {self.minimum_classes}, and target is '{target}'; leave it "
-                f"out",
             )
         check_order(self.preprocess)
         return self

@@ -379,16 +379,6 @@ def _check_labels(
         raise BadInput(
             "single-class", f"{title}: all training records have the label {found:g}; {advice}"
         )
-    if settings.minimum_classes > 1:
-        for user, name in enumerate(names):
-            found = len(torch.unique(train.of(user)[1]))
-            if found < settings.minimum_classes:
-                raise BadInput(
-                    "too-few-classes",
-                    f"user {name} has {found} class{'' if found == 1 else 'es'} in its training "
-                    f"records, and minimum_classes is {settings.minimum_classes}; choose a more "
-                    f"even partition or other users",
-                )
 
 
 def _path(settings: Pooled, path: str) -> Path:
@@ -400,8 +390,6 @@ def _title(base: str, settings: Pooled) -> str:
     how = {
         "similarity": f", {settings.similarity:g} % similar",
         "dirichlet": f", Dirichlet({settings.alpha:g})",
-        "shards": f", {settings.shards} shards a user",
-        "quantity": f", quantity skew {settings.alpha:g}",
         "natural": "",
     }
     return base + how[settings.chosen_partition]

@@ -88,23 +88,6 @@ def lognormal_sizes(
     return uneven_sizes(total, users, weights, minimum)
 
 
-def quantity_sizes(
-    total: int, users: int, alpha: float, seed: int = 0, minimum: int = 2
-) -> np.ndarray:
-    """Quantity skew: sizes in proportion to a draw from Dirichlet(α, …, α).
-
-    Args:
-        total: The number of records.
-        users: The number of users.
-        alpha: α; the smaller, the more uneven.
-        seed: The seed of the draw.
-        minimum: The smallest size.
-    """
-    _require_positive("alpha", alpha)
-    weights = stream(seed, "sizes").gamma(alpha, size=users) + 1e-12
-    return uneven_sizes(total, users, weights, minimum)
-
-
 def iid(labels: np.ndarray, sizes: Sequence[int] | np.ndarray, seed: int = 0) -> Parts:
     """Rows partitioned at random, whatever their label."""
     return similarity(labels, sizes, 100.0, seed)
@@ -150,50 +133,6 @@ def similarity(
     return [
         np.concatenate(pair)
         for pair in zip(_cut(shared, mixed), _cut(rest, sizes - mixed), strict=True)
-    ]
-
-
-def shards(
-    labels: np.ndarray, sizes: Sequence[int] | np.ndarray, per_user: int, seed: int = 0
-) -> Parts:
-    """Rows sorted by label, cut into shards, ``per_user`` shards for each user, in random order.
-
-    A user's shards differ in size by at most one record, so user i gets exactly ``sizes[i]`` rows.
-
-    >>> labels = np.repeat(np.arange(10), 20)
-    >>> max(len(set(labels[rows].tolist())) for rows in shards(labels, [20] * 10, per_user=2)) <= 4
-    True
-
-    Args:
-        labels: The label of each row, (N,).
-        sizes: The number of rows of each user.
-        per_user: The number of shards of each user.
-        seed: The seed of the partition.
-
-    Reference: McMahan et al., "Communication-efficient learning of deep networks", 2017, section 3.
-    """
-    if per_user < 1:
-        raise BadInput("out-of-range", f"shards is {per_user}; every user needs at least 1")
-    _require_classes(labels, "partition = 'shards' sorts records")
-    sizes = _checked(labels, sizes)
-    if per_user > sizes.min():
-        raise BadInput(
-            "too-few-records",
-            f"shards is {per_user}, and a user has {sizes.min()} records; ask for at most that "
-            f"many shards",
-        )
-    rng = stream(seed, "partition")
-    rows = rng.permutation(len(labels))[: sizes.sum()]
-    rows = rows[np.argsort(labels[rows], kind="stable")]
-    owners = rng.permutation(np.repeat(np.arange(len(sizes)), per_user))
-    turn = np.empty(len(owners), dtype=np.int64)
-    turn[np.argsort(owners, kind="stable")] = np.tile(np.arange(per_user), len(sizes))
-    lengths = sizes[owners] // per_user + (turn < sizes[owners] % per_user)
-    pieces = _cut(rows, lengths)
-    order = np.argsort(owners, kind="stable")
-    return [
-        np.concatenate([pieces[j] for j in order[i * per_user : (i + 1) * per_user]])
-        for i in range(len(sizes))
     ]
 
 
@@ -325,7 +264,7 @@ def _require_classes(labels: np.ndarray, what: str) -> None:
         raise BadInput(
             "wrong-target",
             f"{what} by class, and the target is a number; name a user column, or use "
-            f"similarity = 100 (i.i.d.) or partition = 'quantity'",
+            f"similarity = 100 (i.i.d.)",
         )
 
 
