@@ -1,7 +1,6 @@
 """Public features: against their definition written out slowly, and wherever models go."""
 
 import math
-import sys
 
 import numpy as np
 import pyarrow as pa
@@ -123,39 +122,11 @@ def test_a_shape_that_does_not_match_the_columns_is_refused() -> None:
         preprocess(federation, ["hog:28x28"])
 
 
-def test_an_encoder_without_onnxruntime_names_the_extra(tmp_path, monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    (tmp_path / "net.onnx").write_bytes(b"anything")
-    data = {"source": "digits", "users": 4, "preprocess": [f"encoder:{tmp_path / 'net.onnx'}"]}
-    with refuses("package-missing: pip install 'dpscaffold[onnx]'"):
-        load_federation(data)
-
-
-@pytest.fixture
-def small_encoder(tmp_path) -> str:
-    onnx = pytest.importorskip("onnx")
-    pytest.importorskip("onnxruntime")
-    kind = onnx.TensorProto.FLOAT
-    weights = RNG.standard_normal((30, 4)).astype(np.float32)
-    graph = onnx.helper.make_graph(
-        [onnx.helper.make_node("MatMul", ["x", "w"], ["y"])],
-        "small",
-        [onnx.helper.make_tensor_value_info("x", kind, [None, 30])],
-        [onnx.helper.make_tensor_value_info("y", kind, [None, 4])],
-        [onnx.numpy_helper.from_array(weights, "w")],
-    )
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 13)])
-    model.ir_version = 8
-    onnx.save(model, str(tmp_path / "small.onnx"))
-    return str(tmp_path / "small.onnx")
-
-
 @pytest.mark.parametrize("source", ["csv", "parquet", "npz"])
-@pytest.mark.parametrize("step", ["hog:5x6", "random-features:7", "encoder"])
-def test_prepared_data_hold_the_features_and_train(step, source, tmp_path, request) -> None:
+@pytest.mark.parametrize("step", ["hog:5x6", "random-features:7"])
+def test_prepared_data_hold_the_features_and_train(step, source, tmp_path) -> None:
     """Tables are streamed to the folder and arrays loaded: the stored features are those of the
     loaded federation, small blocks give the same, and a mapped federation trains."""
-    step = f"encoder:{request.getfixturevalue('small_encoder')}" if step == "encoder" else step
     rows, labels = RNG.random((60, 30), dtype=np.float32), np.arange(60) % 3
     users, path = np.repeat(np.arange(3), 20), tmp_path / f"images.{source}"
     settings = {"source": source, "path": str(path), "partition": "natural"}

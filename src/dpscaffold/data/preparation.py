@@ -16,14 +16,12 @@ import numpy as np
 import torch
 
 from dpscaffold.data import prepared
-from dpscaffold.data.encoder import Encoder
 from dpscaffold.data.features import Hog, RandomFeatures
 from dpscaffold.data.prepared import Project, Shift, applied, transformed
 from dpscaffold.data.preprocessing import (
     Centre,
     ClipNormSettings,
     ClipQuantileSettings,
-    EncoderSettings,
     FittedStep,
     HogSettings,
     NoisedStep,
@@ -116,8 +114,6 @@ def _fit(
         return prepared.ClipNorm(step.norm)
     if isinstance(step, HogSettings):
         return Hog(step.shape, step.cell, step.orientations)
-    if isinstance(step, EncoderSettings):
-        return Encoder.read(step.path, step.sha256)
     if isinstance(step, RandomFeaturesSettings):
         columns = len(next(transformed(features[:1], before))[0])
         return RandomFeatures.drawn(columns, step.features, step.scale, step.seed)

@@ -110,18 +110,6 @@ class RandomFeaturesSettings(StepSettings):
     """The public seed of the random directions. Example: ``0``"""
 
 
-class EncoderSettings(StepSettings):
-    """Features from a frozen network in an ONNX file, which must not have been trained on these
-    records. Needs no fit, and the extra ``onnx``."""
-
-    step: Literal["encoder"] = "encoder"
-    path: Annotated[str, BeforeValidator(_as_text)]
-    """The ONNX file, with one input whose first dimension is free. Example: ``"encoder.onnx"``"""
-    sha256: str | None = Field(default=None, pattern=r"^[0-9a-fA-F]{64}$")
-    """The file's SHA-256; another file is refused. Example:
-    ``"9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"``"""
-
-
 class NoisedStep(StepSettings):
     """What a step is fitted on.
 
@@ -277,7 +265,6 @@ STEPS: dict[str, type[StepSettings]] = {
     "pca": Pca,
     "hog": HogSettings,
     "random-features": RandomFeaturesSettings,
-    "encoder": EncoderSettings,
 }
 #: The key that may follow a step's name, after a colon, its type and an example.
 _ARGUMENT: dict[str, tuple[str, Callable[[str], Any], str]] = {
@@ -285,7 +272,6 @@ _ARGUMENT: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "clip-norm": ("norm", float, "1.0"),
     "hog": ("shape", str, "28x28"),
     "random-features": ("features", int, "500"),
-    "encoder": ("path", str, "encoder.onnx"),
 }
 
 
@@ -345,8 +331,7 @@ PreprocessingStep = Annotated[
     | ClipQuantileSettings
     | Pca
     | HogSettings
-    | RandomFeaturesSettings
-    | EncoderSettings,
+    | RandomFeaturesSettings,
     Field(discriminator="step"),
     BeforeValidator(expanded),
 ]

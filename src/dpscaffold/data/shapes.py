@@ -8,7 +8,6 @@ from pydantic import BaseModel
 
 from dpscaffold.data.config import Emnist, Pooled, Synthetic
 from dpscaffold.data.preprocessing import (
-    EncoderSettings,
     HogSettings,
     Pca,
     RandomFeaturesSettings,
@@ -39,7 +38,7 @@ def shape_of(data: BaseModel) -> Shape | None:
     """
     if isinstance(data, Synthetic):
         return data.dimension, data.classes
-    if not isinstance(data, Pooled) or any(isinstance(s, EncoderSettings) for s in data.preprocess):
+    if not isinstance(data, Pooled):
         return None
     found = _emnist(data) if isinstance(data, Emnist) else READ.get(getattr(data, "source", ""))
     return (_width(found[0], data.preprocess), found[1]) if found else None

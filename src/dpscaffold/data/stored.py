@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from dpscaffold.data.encoder import Encoder
 from dpscaffold.data.features import Hog, RandomFeatures
 from dpscaffold.data.prepared import (
     ClipNorm,
@@ -47,7 +46,6 @@ KINDS: dict[str, type[Any]] = {
     "ranges": Ranges,
     "hog": Hog,
     "random features": RandomFeatures,
-    "encoder": Encoder,
     "coding": Coding,
     "remark": Remark,
 }

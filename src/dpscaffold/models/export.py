@@ -15,13 +15,11 @@ from torch import nn
 
 from dpscaffold.atomic import atomic_file
 from dpscaffold.checks import choice
-from dpscaffold.data.encoder import Encoder
 from dpscaffold.data.tables.cells import CellReader
 from dpscaffold.data.tables.codec import Coding
 from dpscaffold.data.tables.missing import default_na_strings
 from dpscaffold.errors import BadInput
 from dpscaffold.models.model import Model
-from dpscaffold.models.module import Encode, WholeModel
 
 #: What a model can be exported to, and how its file or folder is called by default.
 FORMATS = {"onnx": "model.onnx", "torch": "model.pt2", "safetensors": "model"}
@@ -101,12 +99,6 @@ def described(model: Model) -> dict[str, str]:
 
 
 def _to_torch(model: Model, path: Path) -> None:
-    if any(isinstance(step, Encoder) for step in model.preparation):
-        raise BadInput(
-            "step-not-exported",
-            "--to torch is given, and the model has an ONNX encoder, which PyTorch does not run; "
-            "use --to onnx, which chains both",
-        )
     program = _program(model.to_module(), len(model.columns))
     archive = io.BytesIO()  # PyTorch ends the whole process where a file cannot take it
     torch.export.save(program, archive, extra_files=described(model))
@@ -127,7 +119,7 @@ def _to_onnx(model: Model, path: Path) -> None:
             "package-missing",
             "--to onnx needs more packages; install them with: pip install 'dpscaffold[onnx]'",
         ) from None
-    core = _chained(onnx, model.to_module(), len(model.columns))
+    core = _graph(model.to_module(), len(model.columns))
     whole = _with_texts(onnx, core, model)
     for key, value in described(model).items():
         entry = whole.metadata_props.add()
@@ -136,42 +128,18 @@ def _to_onnx(model: Model, path: Path) -> None:
     onnx.save(whole, path)
 
 
-def _graph(stages: list[nn.Module], width: int, out: str) -> Any:
-    """Stages as ONNX, from ``rows`` (N, width) to ``out``."""
+def _graph(module: nn.Module, width: int) -> Any:
+    """A module as ONNX, from ``rows`` (N, width) to ``scores``."""
     program = torch.onnx.export(
-        _program(nn.Sequential(*stages).eval(), width),
+        _program(module, width),
         input_names=["rows"],
-        output_names=[out],
+        output_names=["scores"],
         opset_version=VERSION,
         dynamo=True,
         verbose=False,
     )
     assert program is not None
     return program.model_proto
-
-
-def _chained(onnx: Any, module: WholeModel, width: int) -> Any:
-    """All stages from ``rows`` to ``scores``; an encoder is put between what comes before and after
-    it, as it is in its own file."""
-    stages = list(module.stages)
-    found = ((k, one.step) for k, one in enumerate(stages) if isinstance(one, Encode))
-    at, step = next(found, (len(stages), None))
-    if step is None:
-        return _graph(stages, width, "scores")
-    compose = onnx.compose
-    shaped = _graph([*stages[:at], nn.Unflatten(1, step.shape)], width, "shaped")
-    network = onnx.version_converter.convert_version(
-        onnx.load_from_string(step.network.tobytes()), VERSION
-    )
-    network = compose.add_prefix(network, "encoder/")
-    flat = [nn.Flatten(1), *stages[at + 1 :]]
-    after = _graph(flat, step.outputs, "scores")
-    after = compose.add_prefix(after, "after/", rename_outputs=False)
-    for one in (network, after):
-        one.ir_version = shaped.ir_version
-    source, answer = network.graph.input[0].name, network.graph.output[0].name
-    joined = compose.merge_models(shaped, network, io_map=[("shaped", source)])
-    return compose.merge_models(joined, after, io_map=[(answer, "after/rows")])
 
 
 def _with_texts(onnx: Any, core: Any, model: Model) -> Any:

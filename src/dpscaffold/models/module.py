@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dpscaffold.data.encoder import Encoder
 from dpscaffold.data.features import Hog, RandomFeatures
 from dpscaffold.data.prepared import (
     ClipNorm,
@@ -93,8 +92,6 @@ def _stage(step: Any) -> nn.Module:
             return _Hog(step)
         case RandomFeatures():
             return _Waves(step)
-        case Encoder():
-            return Encode(step)
         case Scale():
             return _Affine(np.zeros_like(step.factor), step.factor, divide=False)
     raise BadInput(
@@ -185,17 +182,6 @@ class _Hog(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         return self.step.features(rows.float())
-
-
-class Encode(nn.Module):
-    """A frozen ONNX network, run by onnxruntime: on the CPU, and no gradient goes through it."""
-
-    def __init__(self, step: Encoder) -> None:
-        super().__init__()
-        self.step = step
-
-    def forward(self, rows: Tensor) -> Tensor:
-        return torch.from_numpy(self.step(rows.detach().cpu().numpy())).to(rows.device)
 
 
 class _Waves(nn.Module):
