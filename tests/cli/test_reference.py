@@ -277,10 +277,6 @@ def tables_with(key):
     if key.table == "step":
         if name == "mean" and key.place == "standardise":
             further = further | {"deviation": 0.25}
-        if key.place == "clip-quantile":  # which is private or not at all
-            solved = name in ("epsilon", "delta")
-            further = {"epsilon": 0.1, "delta": 1e-6} if solved else {"noise": 20.0}
-            further["norm_bound"] = 1.0
         step = {"step": key.place, **needed, **further, name: key.example}
         return {"data": {"source": "digits", "preprocess": ["centre", step]}}
     if key.table == "algorithm":

@@ -8,15 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from refusals import refuses
 from sklearn.decomposition import PCA
 
-from dpscaffold import BadInput
 from dpscaffold.data import from_users, preprocess
 from dpscaffold.data.preprocessing import parse_steps
-from dpscaffold.data.private import clip_rows, norm_counts
 from dpscaffold.federation import Federation
 
 
@@ -175,49 +171,3 @@ def test_steps_survive_being_written_out() -> None:
         ["standardise", "pca:5", {"step": "centre", "fit": "private", "norm_bound": 2, "noise": 3}]
     )
     assert parse_steps(step.model_dump(mode="json") for step in steps) == steps
-
-
-def test_a_quantile_of_norms_is_the_next_half_power_of_two_above_it() -> None:
-    """With next to no noise: against NumPy's quantile of the training rows' norms."""
-    rng = np.random.default_rng(5)
-    rows = rng.normal(size=(4000, 3)) * rng.lognormal(sigma=1.0, size=(4000, 1))
-    labels = rng.integers(0, 2, 4000)
-    whole = from_users([(rows.astype(np.float32), labels)])
-    step = {"step": "clip-quantile", "quantile": 0.8, "norm_bound": 100.0, "noise": 1e-6}
-    fitted = preprocess(whole, [step]).preparation[-1]
-    norms = np.linalg.norm(whole.train.features.double().numpy(), axis=1)
-    exact = np.quantile(norms, 0.8, method="inverted_cdf")
-    assert exact <= fitted.norm < exact * 2**0.5
-    assert np.log2((fitted.norm / 100) ** 2) == pytest.approx(
-        round(np.log2((fitted.norm / 100) ** 2))
-    )
-    longest = np.linalg.norm(fitted(rows.astype(np.float32)), axis=1).max()
-    assert longest == pytest.approx(fitted.norm, rel=1e-6)
-    assert fitted.protection == "private" and "a quantile of their norms" in fitted.sentence
-    assert fitted.cost.noise == 1e-6 and fitted.cost.add_remove == pytest.approx(2**0.5 * 1e-6)
-
-
-rows = st.lists(st.tuples(st.floats(-9, 9), st.floats(-9, 9)), min_size=1, max_size=6)
-
-
-@given(rows, st.tuples(st.floats(-9, 9), st.floats(-9, 9)))
-def test_one_record_moves_the_counts_of_norms_by_the_root_of_two_at_most(some, other) -> None:
-    counts = norm_counts(clip_rows(np.array(some), 5.0), 5.0)
-    replaced = norm_counts(clip_rows(np.array([other, *some[1:]]), 5.0), 5.0)
-    zeroed = norm_counts(clip_rows(np.array([(0.0, 0.0), *some[1:]]), 5.0), 5.0)
-    assert np.linalg.norm(counts - replaced) <= 2**0.5 + 1e-12
-    assert np.linalg.norm(counts - zeroed) <= 1
-    assert counts.sum() == np.count_nonzero(np.square(some).sum(1))
-
-
-def test_a_quantile_of_norms_is_private_or_refused() -> None:
-    for step, said in (
-        ({"step": "clip-quantile", "noise": 1.0}, "missing-key: norm_bound"),
-        ({"step": "clip-quantile", "norm_bound": 1.0}, "noise-or-epsilon"),
-    ):
-        with refuses(said):
-            parse_steps([step])
-    complete = {"step": "clip-quantile", "norm_bound": 1.0, "noise": 1.0}
-    for wrong in ({"fit": "unprotected"}, {"quantile": 1.5}, {"statistics": "a"}):
-        with pytest.raises(BadInput, match=next(iter(wrong))):
-            parse_steps([complete | wrong])

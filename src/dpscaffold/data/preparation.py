@@ -21,7 +21,6 @@ from dpscaffold.data.prepared import Project, Shift, applied, transformed
 from dpscaffold.data.preprocessing import (
     Centre,
     ClipNormSettings,
-    ClipQuantileSettings,
     FittedStep,
     HogSettings,
     NoisedStep,
@@ -38,8 +37,6 @@ from dpscaffold.data.private import (
     noised_moments,
     noised_squares,
     noised_sum,
-    norm_counts,
-    norm_quantile,
 )
 from dpscaffold.data.streams import stream
 from dpscaffold.errors import BadInput, nearest
@@ -133,12 +130,6 @@ def _fit(
             source.sentence(what),
             source.cost("mean and deviation"),
         )
-    if isinstance(step, ClipQuantileSettings):
-        norm = source.norm(step.quantile)
-        what = f"Rows longer than {norm:.4g}, a quantile of their norms, were scaled down to it"
-        return prepared.ClipQuantile(
-            norm, step.protection, source.sentence(what), source.cost("norm bound")
-        )
     assert isinstance(step, Pca)
     basis = source.components(step.components)
     what = f"Features were projected on the {step.components} leading principal components"
@@ -196,15 +187,6 @@ class _Source:
         # A variance that the noise drowns is worth its noise level, which is public.
         drowned = 2**0.5 * self._bound() ** 2 * multiplier / self.count
         return mean, np.sqrt(np.maximum(squares - mean**2, max(floor**2, drowned)))
-
-    def norm(self, share: float) -> float:
-        """A norm that about ``share`` of the rows do not exceed. A record is in one count, so two
-        records are √2 apart, as squares of rows of norm 1 are."""
-        counts = sum((norm_counts(rows, self._bound()) for rows in self.rows()), np.zeros(1))
-        multiplier = self._spend("norm bound", 2**0.5)
-        return norm_quantile(
-            noised_squares(counts, 1.0, multiplier, self.rng), self._bound(), share
-        )
 
     def components(self, count: int) -> np.ndarray:
         """(d, k) float32, orthonormal, by falling eigenvalue; the largest entry of each is

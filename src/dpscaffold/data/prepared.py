@@ -204,19 +204,6 @@ class ClipNorm:
         return clip_rows(rows, self.norm).astype(np.float32)
 
 
-@dataclass(frozen=True)
-class ClipQuantile:
-    """x ↦ x·min(1, norm/‖x‖), where the norm came from noised counts of the rows' norms."""
-
-    norm: float
-    protection: Protection
-    sentence: str
-    cost: Cost | None = None
-
-    def __call__(self, rows: np.ndarray) -> np.ndarray:
-        return clip_rows(rows, self.norm).astype(np.float32)
-
-
 @dataclass(frozen=True, eq=False)
 class Scale:
     """x ↦ x·factor, a constant that was known beforehand, such as 1/255 for the bytes of an image.

@@ -231,17 +231,6 @@ class Standardise(FittedStep):
     """The smallest standard deviation; smaller ones are replaced by it. Example: ``0.01``"""
 
 
-class ClipQuantileSettings(NoisedStep):
-    """Every row longer than a quantile of the rows' norms scaled down to it. The quantile comes
-    from noised counts of norms between 0 and ``norm_bound``."""
-
-    step: Literal["clip-quantile"] = "clip-quantile"
-    fit: Literal["private"] = "private"
-    """What the step is fitted on: noised counts (inside ε). Example: ``"private"``"""
-    quantile: float = Field(default=0.9, gt=0, lt=1)
-    """The share of rows that keep their norm. Example: ``0.9``"""
-
-
 class Pca(FittedStep):
     """Rows projected on the ``components`` leading eigenvectors of their second-moment matrix.
 
@@ -261,7 +250,6 @@ STEPS: dict[str, type[StepSettings]] = {
     "centre": Centre,
     "unit-norm": UnitNormSettings,
     "clip-norm": ClipNormSettings,
-    "clip-quantile": ClipQuantileSettings,
     "pca": Pca,
     "hog": HogSettings,
     "random-features": RandomFeaturesSettings,
@@ -328,7 +316,6 @@ PreprocessingStep = Annotated[
     | Centre
     | UnitNormSettings
     | ClipNormSettings
-    | ClipQuantileSettings
     | Pca
     | HogSettings
     | RandomFeaturesSettings,

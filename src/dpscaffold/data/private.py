@@ -90,39 +90,6 @@ def noised_squares(total: np.ndarray, bound: float, multiplier: float, rng: Stre
     return released(total, spread, rng.standard_normal(total.shape), rng)
 
 
-#: Norms that a quantile is chosen among: half-powers of two below the largest, down to a millionth.
-NORMS = 2.0 ** (-0.5 * np.arange(41))
-
-
-def norm_counts(rows: np.ndarray, bound: float) -> np.ndarray:
-    """How many rows have a norm of at most ``bound``·NORMS[k] and above the next smaller, (41,)
-    float64; the last takes all smaller ones. A row of zeros adds nothing, like one left out.
-
-    >>> norm_counts(np.array([[3.0, 4.0], [0.0, 2.0], [0.0, 0.0]]), 8.0)[:5].tolist()
-    [0.0, 1.0, 0.0, 0.0, 1.0]
-    """
-    norms = np.sqrt(np.einsum("nd,nd->n", rows, rows, dtype=np.float64))
-    norms = norms[norms > 0]
-    place = np.searchsorted(-bound * NORMS, -norms * (1 - 1e-9), side="right") - 1
-    return np.bincount(np.clip(place, 0, len(NORMS) - 1), minlength=len(NORMS)).astype(np.float64)
-
-
-def norm_quantile(counts: np.ndarray, bound: float, share: float) -> float:
-    """The smallest norm of the grid that at most 1 − ``share`` of the counted rows exceed; of
-    noised counts, whose sums may fall, the last before too many do.
-
-    >>> counts = np.zeros(41)
-    >>> counts[[0, 4]] = 1, 9
-    >>> norm_quantile(counts, 8.0, 0.9), norm_quantile(counts, 8.0, 0.95)
-    (2.0, 8.0)
-    """
-    above = np.concatenate([[0.0], np.cumsum(counts)[:-1]])  # rows longer than NORMS[k]
-    most = (1 - share) * counts.sum() + 1e-9
-    beyond = np.flatnonzero(above > most)
-    last = len(NORMS) - 1 if not len(beyond) else max(0, beyond[0] - 1)
-    return float(bound * NORMS[last])
-
-
 def noised_moments(total: np.ndarray, bound: float, multiplier: float, rng: Stream) -> np.ndarray:
     """A sum (d, d) of outer products of clipped rows, with symmetric noise.
 

@@ -16,7 +16,6 @@ import numpy as np
 from dpscaffold.data.features import Hog, RandomFeatures
 from dpscaffold.data.prepared import (
     ClipNorm,
-    ClipQuantile,
     Project,
     Ranges,
     Scale,
@@ -41,7 +40,6 @@ KINDS: dict[str, type[Any]] = {
     "project": Project,
     "unit norm": UnitNorm,
     "clip norm": ClipNorm,
-    "clip quantile": ClipQuantile,
     "scale": Scale,
     "ranges": Ranges,
     "hog": Hog,

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from dpscaffold.data.features import Hog, RandomFeatures
 from dpscaffold.data.prepared import (
     ClipNorm,
-    ClipQuantile,
     Project,
     Ranges,
     Scale,
@@ -86,7 +85,7 @@ def _stage(step: Any) -> nn.Module:
             return _Ranges(*step.scale)
         case UnitNorm():
             return _UnitNorm()
-        case ClipNorm() | ClipQuantile():
+        case ClipNorm():
             return _ClipNorm(step.norm)
         case Hog():
             return _Hog(step)

@@ -60,12 +60,12 @@ def planned_rate(setting: Setting, facts: FactsSettings | None) -> float:
 
 def guaranteed_norm(preparation: tuple[Prepared, ...]) -> float | None:
     """The norm of a row that the last step of preparation guarantees; None where it gives none."""
-    from dpscaffold.data.prepared import ClipNorm, ClipQuantile, UnitNorm
+    from dpscaffold.data.prepared import ClipNorm, UnitNorm
 
     last = preparation[-1] if preparation else None
     if isinstance(last, UnitNorm):
         return 1.0
-    return float(last.norm) if isinstance(last, ClipNorm | ClipQuantile) else None
+    return float(last.norm) if isinstance(last, ClipNorm) else None
 
 
 def _missing(given: FactsSettings) -> str:
