@@ -200,3 +200,13 @@ def test_explain_says_kind_default_and_example(monkeypatch, capsys, tmp_path):
     assert code == 0 and "1 or more" in out and "default: 100" in out and "=400" in out
     code, _, err = here(monkeypatch, capsys, tmp_path, "config", "explain", "plan.rouds")
     assert code == 2 and "did you mean 'plan.rounds'" in err
+
+
+def test_tracking_says_that_epsilon_does_not_cover_what_it_hands_on(tmp_path, monkeypatch, capsys):
+    """Even where nothing else is printed: a tracker may be a server of somebody else's."""
+    (tmp_path / "c.toml").write_text(SMALL)
+    monkeypatch.setattr("dpscaffold.training.tracking.tracker", lambda *given: lambda event: None)
+    words = ("train", "c.toml", "--out", "run", "-q", "--track", "mlflow")
+    code, out, err = here(monkeypatch, capsys, tmp_path, *words)
+    assert code == 0 and not out
+    assert err.startswith("warning: --track mlflow") and "epsilon does not cover" in err

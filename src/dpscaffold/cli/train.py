@@ -150,7 +150,12 @@ def _how(verbose: bool, silent: bool) -> dict[str, Any]:
 def _tracker(track: str, request: TrainRequest, settings: Configuration) -> Listener:
     from dpscaffold.training.tracking import tracker
 
-    return tracker(track, request.folder, settings)
+    made = tracker(track, request.folder, settings)
+    _say(
+        f"warning: --track {track} hands on every round's metrics, which are computed from private "
+        f"records without noise; epsilon does not cover them, so let nobody else read them"
+    )
+    return made
 
 
 def _refuse_ranks(seeds: int) -> None:
