@@ -2,7 +2,7 @@
 
 Everything here is a function of public numbers: sizes, budgets, the plan. Where uploads are seen
 one by one, a user is hidden by its own noise alone, so σ_i is solved for each user by itself. In a
-secure sum all members hide each other, and σ and the weights are solved together.
+secure sum all members hide each other, and the strictest decides on the noise of all.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dpscaffold.checks import number
 from dpscaffold.errors import BadInput
@@ -150,20 +149,14 @@ def joint_noises(
     run: Mechanism,
     epsilons: Sequence[float],
     costs: Sequence[Cost] = (),
-    heterogeneity: float = 0.0,
 ) -> JointNoises:
-    """σ_i and ω_i of every user of a secure sum, solved together.
+    """σ_i and ω_i of every user of a secure sum.
 
     User i needs the multiplier z_i over the sum of its honest members. All members add noise of the
     same deviation 2C·a to the sum, so that any m − k of them hide user i if
     a·√(m − k) ≥ z_i·ω_i/b_i: the strictest user decides on a, and σ_i = a·b_i/ω_i. With
-    ``weighting="noise"`` a strict user may have a smaller weight instead. ω and a then minimise
-
-        (2C)²·M²·a²/m + (M/m)·τ²·Σω_i²,  Σω_i = 1,
-
-    the variance of the noise and of the differences between users in the mean of a round. It is
-    convex in (a, ω). For a given a the best weights are ω_i = min(u, a√(m − k)·b_i/z_i), so one
-    number is searched for. What is found need not be exact: it is checked user by user.
+    ``weighting="noise"`` a strict user has a smaller weight instead, ω_i = b_i/z_i, with which the
+    mean of a round has the least noise. What is found is checked user by user.
     """
     assert run.secure is not None
     honest, places = run.cohort_size - run.secure.colluders, run.membership or (0,) * run.users
@@ -172,7 +165,7 @@ def joint_noises(
     divisors = batches if run.unit == "record" else np.ones(run.users)
     weights = np.ones(run.users)
     if run.weighting == "noise":
-        weights = _capped_weights(run, divisors / needed, honest, heterogeneity)
+        weights = divisors / needed
     if run.weighting == "records":
         weights = np.array([float(run.groups[g].records) for g in places])
     common = float((needed * weights / divisors).max()) / math.sqrt(honest)
@@ -182,44 +175,6 @@ def joint_noises(
         if _kept(run, found, epsilons, costs):
             return found
         common *= 1.001
-
-
-def _capped_weights(
-    run: Mechanism, caps: NDArray[np.float64], honest: int, heterogeneity: float
-) -> NDArray[np.float64]:
-    """ω_i = min(u, t·b_i/z_i) with Σω_i = 1, for the t with the least variance; ``caps`` are
-    b_i/z_i."""
-    from scipy.optimize import minimize_scalar
-
-    clip = 1.0 if isinstance(run.clip, str) else float(run.clip)
-    users, drawn = run.users, run.cohort_size
-
-    def variance(t: float) -> float:
-        noise = (2 * clip * t) ** 2 * users**2 / (drawn * honest)
-        return float(noise + users / drawn * heterogeneity * (_filled(t * caps) ** 2).sum())
-
-    low, high = 1 / float(caps.sum()), float((1 / caps).max()) / users
-    if not low < high * (1 - 1e-12):
-        return np.full(users, 1 / users)
-    best = minimize_scalar(variance, bounds=(low, high), method="bounded")
-    ends = min((low, high, float(best.x)), key=variance)
-    return _filled(max(ends, low) * caps)
-
-
-def _filled(caps: NDArray[np.float64]) -> NDArray[np.float64]:
-    """min(u, cap_i) with the u for which they add up to 1; the caps themselves where they add up to
-    less.
-
-    >>> _filled(np.array([0.1, 0.9, 0.9])).tolist()
-    [0.1, 0.45, 0.45]
-    """
-    order = np.sort(caps)
-    before = np.concatenate([[0.0], np.cumsum(order)])
-    for taken, cap in enumerate(order):
-        level = (1.0 - before[taken]) / (len(caps) - taken)
-        if level <= cap:
-            return np.asarray(np.minimum(caps, level))
-    return np.asarray(caps / caps.sum())
 
 
 def louder_of(noises: Sequence[float]) -> tuple[float, ...]:

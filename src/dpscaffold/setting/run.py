@@ -499,7 +499,7 @@ class Setting:
         assert run is not None
         if self.secure is None:
             return own_noises(run, epsilons, costs)
-        return joint_noises(alike(run), epsilons, costs, self.heterogeneity).noises
+        return joint_noises(alike(run), epsilons, costs).noises
 
     def with_noises(self, noises: tuple[float, ...]) -> Setting:
         """This setting with these σ_i, or one for all."""
