@@ -98,7 +98,7 @@ def clipped() -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 def own_noises() -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Users with noise of their own, weighted by it."""
-    plan = {"weighting": "noise", "heterogeneity": 0.1}
+    plan = {"weighting": "noise"}
     one = setting("scaffold-balanced", "logistic", "fixed", federation(EQUAL), **plan)
     noises = tuple(2.0 + user % 2 for user in range(one.users))  # two, which are accounted
     privacy = Gaussian(clip=1.0, noise=2.0, noise_by_user=noises)

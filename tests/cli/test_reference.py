@@ -37,7 +37,6 @@ AGAIN = "run python -m dpscaffold.config.reference"
 
 #: Other keys that a key needs.
 NEEDS = {
-    "plan.heterogeneity": {"weighting": "noise"},
     "privacy.noise_by_user": {"noise": 30.0},
     "task.delta": {"loss": "huber", "kind": "linear"},
     "task.module": {"kind": "module"},

@@ -120,7 +120,6 @@ def test_offers_of_equal_noise_are_as_before(tmp_path):
     world = World(tmp_path, "fedavg", privacy=replace(SECRET, noise_by_user=None))
     offer = world.enrolled.offer
     assert "noises" not in offer and "noise_by_user" not in offer["privacy"]
-    assert "heterogeneity" not in offer["plan"]
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "noise"])

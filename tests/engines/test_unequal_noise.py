@@ -105,15 +105,6 @@ def test_the_mean_and_the_balanced_controls_weigh_by_noise():
     torch.testing.assert_close(balanced.memories["noise"][seen, 0], want)
 
 
-def test_a_public_heterogeneity_takes_the_place_of_the_default():
-    flat = setting("fedavg", "logistic", KINDS["fixed"], weighting="noise", heterogeneity=1e6)
-    assert flat.weights.numpy() == pytest.approx(np.ones(6), rel=1e-3)
-    steep = setting("fedavg", "logistic", KINDS["fixed"], weighting="noise", heterogeneity=0.0)
-    v = np.array([(s / (size // 3)) ** 2 for s, size in zip(NOISES, UNEQUAL, strict=True)])
-    weights = steep.weights.numpy()
-    assert weights / weights.max() == pytest.approx(v.min() / v)
-
-
 @pytest.mark.parametrize("chunk", [1, 2, 5])
 def test_chunks_change_nothing_but_rounding(chunk):
     run = setting("scaffold-balanced", "logistic", KINDS["poisson"], weighting="noise")

@@ -205,10 +205,6 @@ def test_other_mistakes_are_refused():
         setting("fedavg", "logistic", Gaussian(0.7, 2.5, noise_by_user=(2.5, 3.0)))
     with refuses("median-clip: noise"):
         setting("fedavg", "logistic", Gaussian("median", 1.0), weighting="noise")
-    with refuses("not-applicable: heterogeneity"):
-        Plan(heterogeneity=0.1)
-    with refuses("out-of-range: heterogeneity"):
-        Plan(heterogeneity=-0.1, weighting="noise")
     with refuses("conflicting-arguments: paper-third-party"):
         setting("fedavg", "logistic", private(view="paper-third-party"))
     named = replace(data.roster, names=("default", *data.roster.names[1:]))

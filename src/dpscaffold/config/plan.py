@@ -40,7 +40,7 @@ class PlanSettings(ConfigTable):
     Example: ``0.0``"""
     weighting: Literal["uniform", "records", "noise"] = Plan.weighting
     """How participants are averaged: all equally, by their numbers of records, or by their noise:
-    1/(v + τ²), where v is the variance of a user's noise. Example: ``"records"``"""
+    1/(v + C²), where v is the variance of a user's noise. Example: ``"records"``"""
     aggregation: Literal["mean", "clipped"] = Plan.aggregation
     """What the server makes of the users' updates: their mean, or, with 'clipped', the mean after
     those longer than the median of their round were scaled down to it, so that no single user can
@@ -76,10 +76,6 @@ class PlanSettings(ConfigTable):
     """The number of local steps of each user, in the users' order, if they differ. The largest must
     be plan.local_steps, which is used for accounting (algorithm fednova). Value: a list of
     integers, 1 or more. Example: ``[50, 20, 10]``"""
-    heterogeneity: float | None = None
-    """τ² of weighting 'noise', a public number: the variance between users of one coordinate of
-    their mean clipped gradients. By default C², the most that clipping leaves. Value: a number, 0
-    or more, with weighting = 'noise'. Example: ``0.1``"""
     _built: Plan = PrivateAttr()
 
     @model_validator(mode="after")

@@ -257,7 +257,6 @@ class SurrogateSetting:
             warm_rounds=shape.warm_rounds if setting.algorithm.warm_up is not None else None,
             averaging="tail" if setting.plan.averaging == "none" else setting.plan.averaging,
             weighting="uniform",
-            heterogeneity=None,
             seed=seed,
         )
         algorithm = setting.algorithm.replace(full_pass=False)

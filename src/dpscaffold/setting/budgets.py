@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from dpscaffold.federation.roster import Roster
-    from dpscaffold.setting.plan import Plan
 
     Number = TypeVar("Number", float, Tensor)
 
@@ -129,11 +128,9 @@ def noise_weight(variance: Number, heterogeneity: float) -> Number:
     return (heterogeneity or 1.0) / (variance + heterogeneity)
 
 
-def heterogeneity_of(plan: Plan, clip: float | str) -> float:
-    """τ²: the plan's, or C². A coordinate of a mean of clipped gradients lies between −C and C, so
-    its variance between users is at most C²."""
-    if plan.heterogeneity is not None:
-        return plan.heterogeneity
+def heterogeneity_of(clip: float | str) -> float:
+    """τ² = C²: a coordinate of a mean of clipped gradients lies between −C and C, so its variance
+    between users is at most C²."""
     return 0.0 if isinstance(clip, str) else float(clip) ** 2
 
 

@@ -70,9 +70,6 @@ class Plan:
             down to 0 at the end, or ``"inverse-sqrt"``: η_l/√t.
         steps_by_user: K_i, the steps of every user in a round, in the users' order, if they differ.
             The largest is ``local_steps``, which is accounted.
-        heterogeneity: τ² of ``weighting="noise"``, a public number: the variance between users of
-            one coordinate of their mean clipped gradients. None means C², the most that clipping
-            leaves.
 
     >>> Plan(rounds=10, user_ratio=0.25).cohort_size(users=10)
     2
@@ -95,7 +92,6 @@ class Plan:
     max_rounds: int | None = None
     schedule: Schedule = "constant"
     steps_by_user: tuple[int, ...] | None = None
-    heterogeneity: float | None = None
     aggregation: Aggregation = "mean"
 
     @classmethod
@@ -123,27 +119,11 @@ class Plan:
                 f"plan.regularisation is {self.regularisation}; it must be 0 or positive",
             )
         choice("plan.weighting", self.weighting, ("uniform", "records", "noise"))
-        self._check_heterogeneity()
         choice("plan.aggregation", self.aggregation, ("mean", "clipped"))
         choice("plan.averaging", self.averaging, ("none", "uniform", "tail"))
         choice("plan.schedule", self.schedule, ("constant", "linear", "cosine", "inverse-sqrt"))
         if self.steps_by_user is not None:
             self._check_steps()
-
-    def _check_heterogeneity(self) -> None:
-        if self.heterogeneity is None:
-            return
-        if number("plan.heterogeneity", self.heterogeneity) < 0:
-            raise BadInput(
-                "out-of-range",
-                f"plan.heterogeneity is {self.heterogeneity}; it is a variance, so give 0 or more",
-            )
-        if self.weighting != "noise":
-            raise BadInput(
-                "not-applicable",
-                f"plan.heterogeneity is given, and plan.weighting is {self.weighting!r}; set "
-                f"plan.weighting = 'noise', or leave it out",
-            )
 
     def _check_counts(self) -> None:
         for name in ("rounds", "local_steps", "evaluate_every", "checkpoint_every"):

@@ -332,14 +332,8 @@ class Setting:
         if self.secure is not None:
             return torch.div(spread.min(), spread)
         steps = torch.tensor([self.plan.steps_of(user) for user in range(self.users)])
-        weights: Tensor = noise_weight(spread.square() / steps, self.heterogeneity)
+        weights: Tensor = noise_weight(spread.square() / steps, heterogeneity_of(self.privacy.clip))
         return weights
-
-    @property
-    def heterogeneity(self) -> float:
-        """τ² of weights by noise: the plan's, or C²."""
-        clip = "median" if self.privacy is None else self.privacy.clip
-        return heterogeneity_of(self.plan, clip)
 
     def spreads(self, rows: Tensor | None = None, dtype: torch.dtype = torch.float64) -> Tensor:
         """The standard deviation of the noise on a step's gradient of these users, or of all,

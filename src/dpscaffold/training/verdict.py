@@ -167,7 +167,7 @@ def _candidates(setting: Setting, epsilon: Epsilon | None) -> list[tuple[str, An
     if plan.weighting == "uniform" and len(set(setting.roster.sizes)) > 1:
         loudest = (dominating_site(setting) or "").partition(";")[0].replace("(", "of ").strip(")")
         why = "sites with few records count as much as large ones"
-        changed = replace(setting, plan=replace(plan, weighting="records", heterogeneity=None))
+        changed = replace(setting, plan=replace(plan, weighting="records"))
         found.append(
             ("plan.weighting", "records", f"{why} ({loudest})" if loudest else why, changed)
         )
@@ -193,7 +193,7 @@ def _noise(setting: Setting) -> float:
     assert setting.privacy is not None
     variance = round_noise(setting) ** 2
     if _keeps_noise(setting):
-        equal = replace(setting.plan, weighting="uniform", heterogeneity=None)
+        equal = replace(setting.plan, weighting="uniform")
         uniform = replace(setting, plan=equal)
         variance = 2 * variance + float(site_noise(uniform).square().mean()) / setting.users
     steps = setting.plan.rounds * setting.plan.local_steps

@@ -635,8 +635,6 @@ class Offer(ConfigTable):
         for key in ("secure", "noises", "personal"):
             if tables[key] is None:
                 del tables[key]
-        if self.plan.heterogeneity is None:
-            del tables["plan"]["heterogeneity"]
         tables["algorithm"] = {k: v for k, v in tables["algorithm"].items() if v is not None}
         return dict(json.loads(canonical(tables)))
 

@@ -209,7 +209,7 @@ class OfferedWork:
             return None
         if mechanism is None or mechanism.noise == 0:
             return 1.0
-        heterogeneity = heterogeneity_of(self.plan, mechanism.clip)
+        heterogeneity = heterogeneity_of(mechanism.clip)
         spread = float(mechanism.scale(mechanism.clip, self.batch))
         return noise_weight(spread**2 / self.plan.steps_of(user), heterogeneity)
 
