@@ -21,7 +21,6 @@ from typed import SMALL, done_here
 ALSO = {
     "-q": "--quiet",
     "-v": "--verbose",
-    "--no-folds": "--folds",
     "--no-probabilities": "--probabilities",
 }
 #: The name of modes in which a command says what it was asked for, instead of doing it.
@@ -479,16 +478,15 @@ LONG = (
         "reproduce",
         "the list",
         "--list --seeds 1 --scale 0.01",
-        acts="--seeds 2; --scale 0.02; --no-folds; --json; without --list",
-        refused="--device auto; --out elsewhere; --row x; --only-runs; -q; --data-dir data",
+        acts="--seeds 2; --scale 0.02; --json; without --list",
+        refused="--device auto; --out elsewhere; --row x; -q; --data-dir data",
         slow=True,
     ),
     Mode(
         "reproduce",
         "an experiment",
         'figure1 --row "K = 50" --scale 0.01 --seeds 1',
-        acts="--seeds 2; --scale 0.02; --device nowhere; --out elsewhere; --row nowhere; "
-        "--only-runs; --json; --no-folds",
+        acts="--seeds 2; --scale 0.02; --device nowhere; --out elsewhere; --row nowhere; --json",
         refused="--list; --data-dir data",
         slow=True,
     ),

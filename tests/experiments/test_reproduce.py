@@ -221,7 +221,7 @@ class Interrupt:
 def test_interrupted_work_resumes_and_is_drawn_without_another_run(tmp_path, monkeypatch):
     from contextlib import nullcontext
 
-    request = ReproduceRequest(tmp_path, scale=TINY, rows=("K = 50",), only_runs=True)
+    request = ReproduceRequest(tmp_path, scale=TINY, rows=("K = 50",))
     chosen = experiment("figure1")
     with pytest.raises(StopRequested):
         reproduce(chosen, request, CPU, lambda name, work: nullcontext(Interrupt()))

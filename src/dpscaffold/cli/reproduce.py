@@ -56,10 +56,6 @@ def reproduce_command(
     row: Annotated[
         list[str] | None, typer.Option(help="Only this row of the figure or table.")
     ] = None,
-    folds: Annotated[
-        bool, typer.Option(help="Also run the cross-validation of the tables.")
-    ] = True,
-    only_runs: Annotated[bool, typer.Option("--only-runs", help="Write only runs.jsonl.")] = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Show no progress.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the list, or what was written, as JSON.")
@@ -73,13 +69,10 @@ def reproduce_command(
     rows, place = tuple(row or ()), out or Path("reproduction")
     if list_ or not any(experiment(one).reads_files for one in names(name or "all", rows)):
         refuse_given({"--data-dir": data_dir}, "and no file would be read; leave it out")
-    request = ReproduceRequest(
-        place, seeds, scale, device or "cpu", folds, rows, only_runs, data_dir
-    )
+    request = ReproduceRequest(place, seeds, scale, device or "cpu", rows, data_dir)
     _refuse_contradictions(name, list_, rows)
     if list_:
-        unread: dict[str, object] = {"--only-runs": only_runs, "--quiet": quiet, "--out": out}
-        unread["--device"] = device
+        unread: dict[str, object] = {"--quiet": quiet, "--out": out, "--device": device}
         refuse_given(unread, "which the list does not depend on; leave it out")
         _list(request, as_json)
         return

@@ -23,18 +23,15 @@ from dpscaffold.training.events import Listener, Writing, silence
 class ReproduceRequest:
     """How an experiment is to be run.
 
-    ``seeds`` and ``scale`` make it smaller; ``folds=False`` leaves the cross-validation out,
-    ``rows`` limits it to rows of those labels, and ``only_runs`` writes finished runs alone, for a
-    machine that cannot draw. ``data_dir`` is the folder of the datasets, if it is not the usual.
+    ``seeds`` and ``scale`` make it smaller, and ``rows`` limits it to rows of those labels.
+    ``data_dir`` is the folder of the datasets, if it is not the usual.
     """
 
     out: Path
     seeds: int | None = None
     scale: float = 1.0
     device: str = "cpu"
-    folds: bool = True
     rows: tuple[str, ...] = ()
-    only_runs: bool = False
     data_dir: Path | None = None
 
     def __post_init__(self) -> None:
@@ -56,8 +53,6 @@ class ReproduceRequest:
         if self.scale != 1:
             parts.append(f"--scale {self.scale:g}")
         parts += [f'--row "{row}"' for row in self.rows]
-        if not self.folds:
-            parts.append("--no-folds")
         if self.device != "cpu":
             parts.append(f"--device {self.device}")
         return " ".join(parts)
@@ -86,7 +81,7 @@ def chosen_cases(
             experiment, rows=tuple(row for row in experiment.rows if row.label in request.rows)
         )
     cases = experiment.cases(request.seeds_of(experiment), request.scale)
-    return cases, experiment.folded(request.scale) if request.folds else []
+    return cases, experiment.folded(request.scale)
 
 
 Show = Callable[[str, float], AbstractContextManager[Listener]]
@@ -111,8 +106,6 @@ def reproduce(
         run = partial(run_cases, archive=archive, device=device, tell=tell, loader=loader)
         run(cases, optimum=experiment.optimum)
         run(folded)
-        if request.only_runs:
-            return [archive.path.name]
         tell(Writing())
         return write(experiment, request, cases, folded, archive, loader)
 

