@@ -211,7 +211,7 @@ def check_toml(text: str, folder: Path) -> None:
     path = folder / ".block.toml"
     path.write_text(text, encoding="utf-8")
     assert tomllib.loads(text), "an empty block says nothing"
-    spelled_out(path, [], [])
+    spelled_out(path, [])
 
 
 MAKE = """#!/bin/sh

@@ -232,7 +232,7 @@ def released(place: Path, rows: Rows, config: str = CONFIG, to: str = "safetenso
     """The release of a table on the command line."""
     made = HandOut(place).table(rows, config)
     with same_randomness(place):
-        command("train", "visits.toml", "--release", "--out", "run", "--quiet")
+        command("train", "visits.toml", "--set", "privacy.release=true", "--out", "run", "--quiet")
     return made.collect(to)
 
 

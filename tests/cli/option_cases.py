@@ -184,9 +184,8 @@ TRAIN = (
         "train",
         "a configuration",
         "small.toml",
-        acts=f"{TRAINED}; --set plan.rounds=3; --unset privacy; --engine loop; --release; "
-        "--data-key key; --stop-on stop.csv; --track nowhere; --seeds 2",
-        refused="--allow median-clip",
+        acts=f"{TRAINED}; --set plan.rounds=3; --engine loop; --data-key key; --track nowhere; "
+        "--seeds 2",
     ),
     Mode(
         "train",
@@ -201,23 +200,14 @@ TRAIN = (
         "a run that goes on",
         "small --resume",
         acts=f"{TRAINED}; --set plan.rounds=3; --track nowhere; without --resume",
-        refused="--unset privacy; --engine loop; --release; --allow median-clip; --data-key key; "
-        "--stop-on stop.csv; --seeds 2",
-    ),
-    Mode(
-        "train",
-        "a release",
-        "table.toml --release --json",
-        acts="--allow unprotected-preprocessing",
-        whole=False,
+        refused="--engine loop; --data-key key; --seeds 2",
     ),
     Mode(
         "train",
         "several seeds",
         "small.toml --seeds 2",
-        acts=f"{TRAINED}; --set plan.rounds=3; --unset privacy; --engine loop; --release; "
-        "--data-key key; --seeds 3",
-        refused="--allow median-clip; --stop-on stop.csv; --track tensorboard",
+        acts=f"{TRAINED}; --set plan.rounds=3; --engine loop; --data-key key; --seeds 3",
+        refused="--track tensorboard",
         slow=True,
     ),
 )
@@ -355,14 +345,14 @@ DATA = (
         "config show",
         "a configuration",
         "small.toml",
-        acts="--set plan.rounds=3; --unset privacy; --json",
+        acts="--set plan.rounds=3; --json",
     ),
     Mode(
         "config show",
         "a site",
         "site/one/site.toml",
         acts="--json",
-        refused="--set policy.epsilon=1; --unset policy",
+        refused="--set policy.epsilon=1",
     ),
     Mode("config explain", "a key", "plan.rounds", acts="--json"),
     Mode(
@@ -745,8 +735,8 @@ def build(folder: Path) -> None:
             "train other.toml --set data.seed=9 --out other --data-key records.key",
             "train table.toml --out table",
             "train number.toml --out number",
-            "train sum.toml --unset plan.seed --release --allow unprotected-preprocessing "
-            "--out released",
+            "train sum.toml --set plan.seed= --set privacy.release=true "
+            "--set privacy.allow=['unprotected-preprocessing'] --out released",
             "budget budget.jsonl --epsilon 2 --delta 1e-5",
             "provision federation.toml --out site --with-keys",
             *(f"sums keys mail.toml --name {name} --out mail/{name}" for name in "ab"),

@@ -110,7 +110,7 @@ BAD = [
         "--help' shows how to call it",
     ),
     ("train h2.toml --set rounds=9", "--set is 'rounds=9'", "write plan.rounds=9"),
-    ("train h2.toml --set privacy.noise=2", "both are given", "--unset privacy.epsilon"),
+    ("train h2.toml --set privacy.noise=2", "both are given", "--set privacy.epsilon="),
     ("train h2.toml --set privacy.secret=ja", "privacy.secret is 'ja'", "give true or false"),
     ("train h2.toml h3.toml", "argument (h3.toml)", "--help' shows how to call it"),
     ("train h2", "h2 cannot be read", "did you mean 'h2.toml'?"),

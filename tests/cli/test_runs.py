@@ -292,7 +292,7 @@ BAD = [
     (["--set", "algorithm.name=fedsgd"], "use 5"),
     (["--set", "privacy.noise=-2"], "privacy.noise is -2"),
     (["--set", "privacy.clip=0"], "privacy.clip is 0"),
-    (["--set", "privacy.epsilon=1"], "both are given; leave one out (--unset privacy.noise"),
+    (["--set", "privacy.epsilon=1"], "both are given; leave one out (--set privacy.noise="),
     (["--set", "privacy.delta=2"], "privacy.delta is 2"),
     (["--set", "data.source=synthetc"], "did you mean 'synthetic'"),
     (["--set", "data.userz=3"], "did you mean 'users'"),

@@ -69,7 +69,7 @@ def test_a_seed_alone_is_the_same_run(config: Path, tmp_path: Path) -> None:
     [
         (["--seeds", "1"], "--seeds is 1; give 2 or more"),
         (["--seeds", "2", "--set", "privacy.secret=true"], "whose epsilons add"),
-        (["--seeds", "2", "--release"], "whose epsilons add"),
+        (["--seeds", "2", "--set", "privacy.release=true"], "whose epsilons add"),
         (["--seeds", "2", "--track", "tensorboard"], "--track is about one run"),
     ],
 )

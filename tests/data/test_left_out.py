@@ -21,6 +21,8 @@ from dpscaffold.data.allocation import PARTITIONED_BY_LABEL
 from dpscaffold.data.tables.source import LEFT_OUT
 from dpscaffold.privacy.preparation import COUNTED, sentence_of
 
+RELEASE = ("--set", "privacy.release=true")
+
 ODD = 'Sankt "Jürgen" [bold] 100 %s {0}, Süd'
 USERS = [*["north", "south"] * 12, ODD]
 AGES = [float(i % 7) for i in range(25)]
@@ -113,12 +115,13 @@ def test_which_records_are_complete_is_outside_the_guarantee(tmp_path: Path, mon
     given = "\n".join(f'{key} = "{value}"' for key, value in data.items())
     more = 'classes = ["0", "1"]\npreprocess = []\n'
     (tmp_path / "c.toml").write_text(f'[data]\n{given}\n{more}missing = "drop"\n{plan}')
-    refused = CliRunner().invoke(cli.app, ["train", "c.toml", "--out", "run", "--release"])
+    refused = CliRunner().invoke(cli.app, ["train", "c.toml", "--out", "run", *RELEASE])
     assert "Records with missing values were left out" in str(refused.exception)
-    assert "--allow unprotected-preprocessing" in str(refused.exception)
+    assert "privacy.allow = ['unprotected-preprocessing']" in str(refused.exception)
     assert not (tmp_path / "run").exists()
-    words = ["train", "c.toml", "--out", "run", "--release", "-q"]
-    done = CliRunner().invoke(cli.app, [*words, "--allow", "unprotected-preprocessing"])
+    words = ["train", "c.toml", "--out", "run", *RELEASE, "-q"]
+    words += ["--set", 'privacy.allow=["unprotected-preprocessing"]']
+    done = CliRunner().invoke(cli.app, words)
     assert done.exit_code == 0, done.output
     assert LEFT_OUT in json.loads((tmp_path / "run" / "privacy.json").read_text())["outside"]
     kept_all = [*words[:3], "kept", *words[4:], "--set", "data.missing=0.0"]
@@ -163,14 +166,14 @@ def test_what_is_guessed_from_records_is_outside_the_guarantee(
     monkeypatch.chdir(tmp_path)
     Path("a.csv").write_bytes(wards(b"x"))
     Path("c.toml").write_text(f'{TABLE}{key} = "auto"\n{PLAN}', encoding="utf-8")
-    refused = CliRunner().invoke(cli.app, ["train", "c.toml", "--out", "run", "--release"])
+    refused = CliRunner().invoke(cli.app, ["train", "c.toml", "--out", "run", *RELEASE])
     found = {"encoding": '"utf-8"', "delimiter": '","', "decimal": '"."', "header": "1"}
     assert f"data.{key} = 'auto'" in str(refused.exception)
     assert f"Write data.{key} = {found[key]}" in str(refused.exception)
     assert "\n" not in str(refused.exception) and not Path("run").exists()
     assert any(f"(data.{key} = 'auto')" in said for said in outside_of())
     Path("c.toml").write_text(f"{TABLE}{PLAN}", encoding="utf-8")
-    assert not any("guessed" in said for said in outside_of("declared", "--release"))
+    assert not any("guessed" in said for said in outside_of("declared", *RELEASE))
 
 
 def test_one_byte_of_an_excluded_cell_changes_what_is_guessed(tmp_path: Path) -> None:
@@ -197,7 +200,7 @@ def test_records_that_are_skipped_as_comments_are_outside_the_guarantee(
         sizes.append(int(loaded.train.sizes.sum() + loaded.test.sizes.sum()))
     assert sizes == [24, 23]
     assert any("Lines that begin with '#' were skipped" in said for said in outside_of())
-    refused = CliRunner().invoke(cli.app, ["train", "c.toml", "--out", "other", "--release"])
+    refused = CliRunner().invoke(cli.app, ["train", "c.toml", "--out", "other", *RELEASE])
     assert "data.comment" in str(refused.exception) and not Path("other").exists()
 
 

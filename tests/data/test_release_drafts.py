@@ -72,11 +72,11 @@ def test_a_filled_draft_is_released_as_it_is(tmp_path: Path, monkeypatch) -> Non
     code, said = command("init", "t.csv", "--label", "ready", "--release")
     assert code == 0, said
     assert "fill in data.classes, data.categories.ward, data.ranges.age" in " ".join(said.split())
-    code, said = command("train", "t.toml", "--release", "--out", "r")
+    code, said = command("train", "t.toml", "--set", "privacy.release=true", "--out", "r")
     assert code == 2 and said.startswith("the configuration has 5 blanks (data.classes, data.cat")
     assert "\n" not in said and not Path("r").exists()
     filled(Path("t.toml"), **FILLED)
-    code, said = command("train", "t.toml", "--release", "--out", "r", *SHORT)
+    code, said = command("train", "t.toml", "--set", "privacy.release=true", "--out", "r", *SHORT)
     assert code == 0, said
     stated = json.loads(Path("r/privacy.json").read_text())
     assert stated["guarantee"] and not stated["simulated"]
@@ -117,7 +117,7 @@ def test_a_release_of_a_file_with_comments_asks_for_the_line_of_its_header(
     text = Path("t.toml").read_text()
     assert "comment =" not in text and 'header = "FILL IN"' in text
     filled(Path("t.toml"), header="2", **FILLED)
-    code, said = command("train", "t.toml", "--release", "--out", "r", *SHORT)
+    code, said = command("train", "t.toml", "--set", "privacy.release=true", "--out", "r", *SHORT)
     assert code == 0, said
 
 
@@ -192,7 +192,7 @@ def test_a_filled_draft_of_a_number_and_of_arrays_is_released(tmp_path: Path, mo
     assert command("init", "a.npz", "--release")[0] == 0
     text = Path("a.toml").read_text().replace('mean = "FILL IN"', "mean = [0, 0]")
     Path("a.toml").write_text(text.replace('deviation = "FILL IN"', "deviation = 1.0"))
-    code, said = command("train", "a.toml", "--release", "--out", "s", *SHORT)
+    code, said = command("train", "a.toml", "--set", "privacy.release=true", "--out", "s", *SHORT)
     assert code == 0, said
 
 
@@ -201,7 +201,7 @@ def test_a_release_refuses_all_at_once_and_says_what_to_write(tmp_path: Path, mo
     monkeypatch.chdir(tmp_path)
     clinics(Path("t.csv"))
     assert command("init", "t.csv", "--label", "ready")[0] == 0
-    words = ["train", "t.toml", "--release", "--out", "r", *SHORT]
+    words = ["train", "t.toml", "--set", "privacy.release=true", "--out", "r", *SHORT]
     code, said = command(*words, "--set", "plan.seed=3", "--set", "data.missing.age=mean")
     lines = said.splitlines()
     assert code == 2 and not Path("r").exists()
@@ -216,7 +216,8 @@ def test_a_release_refuses_all_at_once_and_says_what_to_write(tmp_path: Path, mo
         "Write ranges = { age = [low, high], stay = [low, high], admitted = [low, high] }",
     ):
         assert part in said, said
-    allowed = command(*words, "--allow", "unprotected-preprocessing", "--set", "plan.seed=3")[1]
+    words += ["--set", 'privacy.allow=["unprotected-preprocessing"]', "--set", "plan.seed=3"]
+    allowed = command(*words)[1]
     assert "it is refused: plan.seed is 3" in allowed and "\n" not in allowed
 
 

@@ -28,11 +28,11 @@ NUMBERS = "--users 10 --records 40 --rounds 5 --local-steps 2 --user-ratio 0.2 -
 #: options are met.
 LINES: tuple[str, ...] = (
     "train c.toml --out new --set plan.rounds=1 -q",
-    "train c.toml --out new --json --unset privacy --engine loop",
+    "train c.toml --out new --json --set privacy=false --engine loop",
     "train --resume run",
     "train --resume run --set plan.rounds=3 -v",
     "train t.toml --out new --device cpu -v",
-    "train c.toml --out new --release --allow median-clip",
+    "train c.toml --out new --set privacy.release=true --set privacy.allow=['median-clip']",
     "train --set data.source=csv --set data.path=table.csv --set data.label=ill --out new -q",
     "init table.csv --out drafted.toml --label ill --user site --epsilon 1 --rows 50 --force",
     "init sites --json --out drafted.toml",
@@ -79,7 +79,7 @@ LINES: tuple[str, ...] = (
     "data prepare t.toml --out prepared --overwrite --json",
     "data download mnist --data-dir data --mirror http://127.0.0.1:1",
     "data list --data-dir data --json",
-    "config show c.toml --set plan.rounds=4 --unset privacy --json",
+    "config show c.toml --set plan.rounds=4 --set privacy=false --json",
     "config explain plan.rounds --json",
     "plan --users 5 --records 40 --features 3 --classes 2 --epsilon 1 --rounds 2 --local-steps 1"
     " --participants 2 --config p.toml --json",

@@ -71,7 +71,7 @@ def leaves(command, path=()):
 
 
 #: Options that name a file or a folder which is only read.
-READ = {"--stop-on", "--data-dir", "--config", "--server", "--offer", "--stored"}
+READ = {"--data-dir", "--config", "--server", "--offer"}
 
 
 def test_every_option_in_the_campaign_exists(monkeypatch):

@@ -160,10 +160,15 @@ def test_the_best_seed_of_many_is_below_its_own_ledger():
                                     f"{round_up(said['ledger']['epsilon'])} ")  # fmt: skip
 
 
+OPENLY = "unprotected-preprocessing"
+RELEASE = ("--set", "privacy.release=true")
+OVERRULED = ("--set", f'privacy.allow=["{OPENLY}"]')
+
+
 @pytest.fixture
 def released(tmp_path):
     """Data that need no protection of their preparation."""
-    return trained(tmp_path, "--release", "--allow", "unprotected-preprocessing")
+    return trained(tmp_path, *RELEASE, *OVERRULED)
 
 
 def test_a_release_is_secret_and_nobody_chose_its_draw(tmp_path, released):
@@ -173,10 +178,10 @@ def test_a_release_is_secret_and_nobody_chose_its_draw(tmp_path, released):
     assert "over the random draw of participants" in said["quote"]
     assert "given seed" not in said["quote"]
     assert any(line.startswith("Tuning: every run on these records") for line in said["outside"])
-    assert "Released all the same (--allow unprotected-preprocessing)." in said["outside"]
+    assert "Released all the same (privacy.allow: unprotected-preprocessing)." in said["outside"]
     stored = (tmp_path / "run" / "config.toml").read_text()
     assert "secret = true" in stored and "release = true" in stored
-    trained(tmp_path, "--release", "--allow", "unprotected-preprocessing", name="other")
+    trained(tmp_path, *RELEASE, *OVERRULED, name="other")
     seeds = [json.loads((tmp_path / name / "seed.json").read_text()) for name in ("run", "other")]
     assert seeds[0]["seed"] != seeds[1]["seed"] and seeds[0]["origin"] == "system"
     assert "seed" not in tomllib.loads(stored)["plan"]
@@ -223,14 +228,14 @@ def test_a_release_is_resumed_with_its_own_draw(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("parts", "options", "words"),
     [
-        ({}, ["--release"], "--allow unprotected-preprocessing"),
-        ({"privacy": "release = true"}, [], "--allow unprotected-preprocessing"),
-        ({}, ["--release", "--set", "privacy.clip=median"], "--allow median-clip"),
-        ({}, ["--release", "--set", "privacy.noise=0"], "protects nobody"),
-        ({"plan": "seed = 3"}, ["--release", "--allow", "unprotected-preprocessing"], "seed is 3"),
-        ({}, ["--allow", "median-clip"], "nothing is released"),
-        ({}, ["--release", "--allow", "everything"], "everything"),
-        ({}, ["--release", "--unset", "privacy"], "privacy"),
+        ({}, [*RELEASE], f"privacy.allow = ['{OPENLY}']"),
+        ({"privacy": "release = true"}, [], f"privacy.allow = ['{OPENLY}']"),
+        ({}, [*RELEASE, "--set", "privacy.clip=median"], "privacy.allow = ['median-clip']"),
+        ({}, [*RELEASE, "--set", "privacy.noise=0"], "protects nobody"),
+        ({"plan": "seed = 3"}, [*RELEASE, *OVERRULED], "seed is 3"),
+        ({}, ["--set", 'privacy.allow=["median-clip"]'], "nothing is released"),
+        ({}, [*RELEASE, "--set", 'privacy.allow=["everything"]'], "everything"),
+        ({}, ["--set", "privacy=false", *RELEASE], "privacy"),
     ],
 )
 def test_what_a_release_refuses(tmp_path, parts, options, words):
@@ -243,11 +248,11 @@ def test_what_a_release_refuses(tmp_path, parts, options, words):
 
 def test_a_median_clip_may_be_released_and_promises_nothing(tmp_path):
     said, _ = trained(
-        tmp_path, "--release", "--allow", "median-clip", "--allow", "unprotected-preprocessing",
+        tmp_path, *RELEASE, "--set", f'privacy.allow=["median-clip", "{OPENLY}"]',
         "--set", "privacy.clip=median",
     )  # fmt: skip
     assert said["guarantee"] is False and "no guarantee" in said["quote"].lower()
-    assert "Released all the same (--allow median-clip)." in said["outside"]
+    assert "Released all the same (privacy.allow: median-clip)." in said["outside"]
 
 
 def from_python(tmp_path, federation=None, privacy=None, plan=None, **options):
@@ -270,7 +275,7 @@ def test_a_release_from_python_states_what_the_command_does(tmp_path):
     assert "over the random draw of participants" in said["quote"]
     assert "given seed" not in said["quote"]
     assert any(line.startswith("Tuning: every run on these records") for line in said["outside"])
-    assert "Released all the same (--allow unprotected-preprocessing)." in said["outside"]
+    assert "Released all the same (privacy.allow: unprotected-preprocessing)." in said["outside"]
     assert result.setting.plan.seed is None
     shown = json.loads(command("privacy", tmp_path / "run", "--json").stdout)
     assert shown == json.loads((tmp_path / "run" / "privacy.json").read_text())
@@ -297,12 +302,12 @@ def test_a_release_from_python_goes_on_with_its_own_draw(tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"release": True}, "release-refused: --allow"),
+        ({"release": True}, "release-refused: privacy.allow"),
         ({"release": True, "allow": ["everything"]}, "unknown-choice: everything"),
         ({"allow": ["median-clip"]}, "not-applicable"),
         ({**OPEN, "privacy": False}, "no-privacy"),
         ({**OPEN, "noise": 0.0}, "release-refused"),
-        ({**OPEN, "clip": "median"}, "release-refused: --allow"),
+        ({**OPEN, "clip": "median"}, "release-refused: privacy.allow"),
         ({**OPEN, "seed": 3}, "release-refused: plan.seed is 3"),
         ({**OPEN, "seed": 0}, "release-refused: plan.seed is 0"),
     ],

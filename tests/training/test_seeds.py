@@ -231,7 +231,7 @@ def test_a_release_stays_one_without_its_configuration(tmp_path):
     (folder / "config.toml").unlink()
     now = answer("privacy", str(folder))
     assert now["quote"] == before["quote"] and now["outside"] == before["outside"]
-    assert "Released all the same (--allow unprotected-preprocessing)." in now["outside"]
+    assert "Released all the same (privacy.allow: unprotected-preprocessing)." in now["outside"]
 
 
 def test_colluders_are_bound_too(tmp_path):

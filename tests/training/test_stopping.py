@@ -124,7 +124,7 @@ def public(path: Path) -> Path:
 
 
 def test_a_configuration_and_the_command_line_stop_early_too(tmp_path: Path) -> None:
-    """[stopping] and --stop-on: the same round, and ε of the planned T in every file."""
+    """[stopping] and --set stopping.path: the same round, and ε of the planned T in every file."""
     rows = public(tmp_path / "public.csv")
     config = tmp_path / "c.toml"
     config.write_text(TABLES + f"[stopping]\npath = '{rows}'\nlabel = 'true'\npatience = 3\n")
@@ -135,9 +135,8 @@ def test_a_configuration_and_the_command_line_stop_early_too(tmp_path: Path) -> 
     plain = tmp_path / "plain.toml"
     plain.write_text(TABLES)
     asked = ["--set", "stopping.patience=3", "--set", "stopping.label='true'", "--json"]
-    typed = CliRunner().invoke(
-        app, ["train", str(plain), "--stop-on", str(rows), "--out", f"{tmp_path}/typed", *asked]
-    )
+    asked += ["--set", f"stopping.path={rows}", "--out", f"{tmp_path}/typed"]
+    typed = CliRunner().invoke(app, ["train", str(plain), *asked])
     assert typed.exit_code == 0, typed.output
     assert json.loads(typed.output)["final"]["round"] == short.rounds
     for name in ("short", "typed"):

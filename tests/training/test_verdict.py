@@ -87,7 +87,7 @@ def test_advice_and_drafts_agree_on_how_many_sites_may_all_take_part() -> None:
 
 
 def test_the_last_lines_say_what_people_ask(hospitals: Path) -> None:
-    lines = trained("--out", "runs/h", "--set", "plan.rounds=5", "--unset", "privacy")
+    lines = trained("--out", "runs/h", "--set", "plan.rounds=5", "--set", "privacy=false")
     assert [line[:9].strip() for line in lines if line[:9].strip()][1:] == [
         "quality",
         "privacy",

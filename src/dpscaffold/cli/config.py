@@ -15,7 +15,7 @@ from dpscaffold.cli.keys import (
     SetOption,
     every_name,
     known_keys,
-    unset_keys,
+    refuse_unknown,
 )
 from dpscaffold.errors import BadInput, nearest
 
@@ -38,15 +38,12 @@ def show_command(
         ),
     ] = None,
     set_: SetOption = None,
-    unset: Annotated[
-        list[str] | None, typer.Option("--unset", help="Remove a key or a table. Can be repeated.")
-    ] = None,
     as_json: Json = False,
 ) -> None:
     """Show a configuration, or a file of a deployment, with all defaults. No data are read."""
     from dpscaffold.runs.written import to_toml
 
-    tables = spelled_out(inside(config), set_ or [], unset or [])
+    tables = spelled_out(inside(config), set_ or [])
     typer.echo(json.dumps(tables, indent=2) if as_json else to_toml(tables).rstrip("\n"))
 
 
@@ -65,18 +62,14 @@ def _of_tuning(path: Path, set_: list[str]) -> dict[str, Any]:
     return {name: table for name, table in tables.items() if table is not None}
 
 
-def spelled_out(path: Path | None, set_: list[str], unset: list[str]) -> dict[str, Any]:
+def spelled_out(path: Path | None, set_: list[str]) -> dict[str, Any]:
     """The tables of a file with their defaults; its content says what it is."""
     from dpscaffold.config import load, read_tables
 
     held = read_tables(path) if path is not None else {}
-    unset_keys(unset, set_, lambda: held)
+    refuse_unknown(set_, lambda: held)
     if path is None or not {"schema", "deploy", "policy", "sites", "tune"} & set(held):
-        return load(path, set_, unset=unset).model_dump(mode="json", exclude_none=True)
-    if unset:
-        raise BadInput(
-            "not-applicable", f"--unset is {unset[0]}, which is for configurations without [tune]"
-        )
+        return load(path, set_).model_dump(mode="json", exclude_none=True)
     if "sums" in held and not set_:
         from dpscaffold.sums.plan import load_plan
 

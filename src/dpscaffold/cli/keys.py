@@ -57,42 +57,27 @@ def _emptied(changes: Iterable[str]) -> list[str]:
     return [key for key, sign, value in parts if sign and not value.strip()]
 
 
-def _first_parts(known: Iterable[str]) -> list[str]:
-    """The top-level tables of keys, in order."""
-    return list(dict.fromkeys(name.partition(".")[0] for name in known))
-
-
 def _is_within(key: str, known: Iterable[str]) -> bool:
     """Whether a key is one of these, or lies within a table of this name."""
     return any(f"{key}.".startswith(f"{name}.") for name in known)
 
 
-def unset_keys(
-    asked: Sequence[str] | None,
-    changes: Sequence[str] | None = None,
-    tables: Callable[[], Mapping[str, Any]] = dict,
-) -> list[str]:
-    """The keys to leave out. A name that is no key, nor stands in the ``tables`` (asked for where
-    it matters), would silently leave out nothing, and is refused, among ``--set`` changes without a
-    value too.
+def refuse_unknown(changes: Sequence[str], tables: Callable[[], Mapping[str, Any]] = dict) -> None:
+    """Refuse ``--set KEY=``, which leaves a key out, where the name is no key and does not stand in
+    the ``tables`` (asked for where it matters): it would silently leave out nothing.
 
-    >>> unset_keys(["privacy", "privacy.noise", "data.missing.age"])
-    ['privacy', 'privacy.noise', 'data.missing.age']
+    >>> refuse_unknown(["privacy.noise=", "data.missing.age=", "plan.rounds=3"])
     """
-    asked = list(asked or ())
-    named = [("--unset", key) for key in asked]
-    named += [("--set", key) for key in _emptied(changes or ())]
-    known = names() if named else []
-    first = _first_parts(known)
-    for option, text in named:
+    emptied = _emptied(changes)
+    known = names() if emptied else []
+    for text in emptied:
         key = text.strip()
-        if not (key in first or _is_within(key, known) or _stands_in(tables(), key)):
+        if not (_is_within(key, known) or _stands_in(tables(), key)):
             raise BadInput(
                 "unknown-key",
-                f"{option} is {text!r}, which leaves out no key{nearest(key, [*first, *known])}; "
-                f"name a table or table.key, e.g. privacy.noise",
+                f"--set is '{text}=', which leaves out no key{nearest(key, known)}; name a "
+                f"table.key, e.g. privacy.noise=",
             )
-    return asked
 
 
 def _stands_in(tables: Mapping[str, Any], key: str) -> bool:

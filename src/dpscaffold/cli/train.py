@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dpscaffold.cli.example import DEMO
-from dpscaffold.cli.keys import SetOption, unset_keys
+from dpscaffold.cli.keys import SetOption, refuse_unknown
 from dpscaffold.cli.usage import interrupted
 from dpscaffold.engines.launcher import launched_ranks, restarted
 from dpscaffold.errors import BadInput
@@ -22,14 +22,6 @@ if TYPE_CHECKING:
     from dpscaffold.config import Configuration
     from dpscaffold.training import Result
     from dpscaffold.training.events import Listener
-
-UnsetOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--unset",
-        help="Remove a key or a table, for example privacy. Can be repeated.",
-    ),
-]
 
 
 @dataclass(frozen=True)
@@ -49,7 +41,6 @@ def train_command(
         ),
     ] = None,
     set_: SetOption = None,
-    unset: UnsetOption = None,
     out: Annotated[
         Path | None, typer.Option(help="Run folder to write. Default: runs/NAME.")
     ] = None,
@@ -63,36 +54,12 @@ def train_command(
             help="Engine: simulator (fast, default) or loop (slow reference implementation)."
         ),
     ] = None,
-    release: Annotated[
-        bool,
-        typer.Option(
-            "--release",
-            help="Train a model to publish: noise and sampling from OS randomness, and nothing "
-            "unprotected.",
-        ),
-    ] = False,
-    allow: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--allow",
-            help="Exception from --release: unprotected-preprocessing or median-clip. Can be "
-            "repeated.",
-        ),
-    ] = None,
     data_key: Annotated[
         Path | None,
         typer.Option(
             "--data-key",
             help="Key file, created if missing. 'privacy RUN RUN' can then tell whether runs "
             "have the same records.",
-        ),
-    ] = None,
-    stop_on: Annotated[
-        Path | None,
-        typer.Option(
-            "--stop-on",
-            help="Public rows (.csv or .parquet) for early stopping. ε stays that of all "
-            "planned rounds.",
         ),
     ] = None,
     track: Annotated[
@@ -122,14 +89,13 @@ def train_command(
     ranks = join(device) if several else None
     with together(ranks) if several else nullcontext():
         request = requested(config, out, resume or again)
-        changes = _changes(release, allow, stop_on)
-        settings = _settings(request.config, set_ or [], changes, unset)
+        settings = _settings(request.config, set_ or [])
         printing = ranks is None or ranks.leads
         how = _how(verbose and printing, as_json or quiet or not printing)
         how |= {"device": device, "engine": engine or engine_of(request), "data_key": data_key}
         if seeds is not None:
             _refuse_ranks(seeds)
-            _refuse_with_seeds(seeds, config, {"--track": track, "--stop-on": stop_on})
+            _refuse_with_seeds(seeds, config, {"--track": track})
             _run_seeds(settings, request, seeds, how, quiet, as_json)
             return
         if track and printing:
@@ -185,15 +151,14 @@ def _run_seeds(
         show([request.folder], None, as_json)
 
 
-def _settings(
-    config: Path | None, set_: list[str], changes: list[str], unset: list[str] | None
-) -> Configuration:
-    """The configuration with ``set_`` and other changes; the demo's where none names its data."""
+def _settings(config: Path | None, set_: list[str]) -> Configuration:
+    """The configuration with ``set_``; the demo's where none names its data."""
     from dpscaffold.config import load, read_tables
 
     base = DEMO if config is None and not _names_a_source(set_) else {}
     tables = partial(read_tables, config) if config else partial(dict, base)
-    return load(config, [*set_, *changes], base, unset_keys(unset, set_, tables))
+    refuse_unknown(set_, tables)
+    return load(config, set_, base)
 
 
 def _tell(result: Result, folder: Path, as_json: bool, quiet: bool) -> None:
@@ -211,13 +176,6 @@ def _tell(result: Result, folder: Path, as_json: bool, quiet: bool) -> None:
         typer.echo(json.dumps(plain(answer), indent=2))
     elif not quiet:
         typer.echo("\n".join(ending(result, folder)))
-
-
-def _changes(release: bool, allow: list[str] | None, stop_on: Path | None) -> list[str]:
-    """Options that represent keys of the configuration, as ``--set`` would say them."""
-    found = ["privacy.release=true"] if release else []
-    found += [f"privacy.allow={json.dumps(allow)}"] if allow else []
-    return found + ([f"stopping.path={json.dumps(str(stop_on))}"] if stop_on else [])
 
 
 def requested(config: Path | None, out: Path | None, resume: bool) -> TrainRequest:

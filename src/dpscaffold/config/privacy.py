@@ -102,9 +102,9 @@ class PrivacySettings(ConfigTable):
     ``"budget.jsonl"``"""
     release: bool | None = None
     """Whether the model is meant for release: secret noise, participants that nobody chose, and
-    nothing left unprotected (train --release). Example: ``true``"""
+    nothing left unprotected. Example: ``true``"""
     allow: list[Literal["unprotected-preprocessing", "median-clip"]] | None = None
-    """Exceptions from the rules of a release (train --allow). Example: ``["median-clip"]``"""
+    """Exceptions from the rules of a release. Example: ``["median-clip"]``"""
     _gaussian: Gaussian = PrivateAttr()
     _budget: Budget = PrivateAttr()
 
@@ -114,14 +114,14 @@ class PrivacySettings(ConfigTable):
             raise BadInput(
                 "not-applicable",
                 "privacy.allow is given, which overrules what a release refuses, and nothing is "
-                "released; add privacy.release = true (--release) or leave it out",
+                "released; add privacy.release = true or leave it out",
             )
         if (self.noise is None) == (self.epsilon is None):
             both = self.noise is not None
             given = "both are given" if both else "neither is given"
             remedy = "set privacy.noise or privacy.epsilon"
             if both:
-                remedy = "leave one out (--unset privacy.noise, or --unset privacy.epsilon)"
+                remedy = "leave one out (--set privacy.noise=, or --set privacy.epsilon=)"
             raise BadInput(
                 "noise-or-epsilon", f"privacy needs either noise or epsilon, and {given}; {remedy}"
             )

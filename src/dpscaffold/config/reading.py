@@ -27,13 +27,10 @@ def load(
     path: Path | str | None,
     overrides: Sequence[str] = (),
     base: Mapping[str, Any] | None = None,
-    unset: Sequence[str] = (),
 ) -> Configuration:
-    """Read a TOML file (or start from ``base``), leave out the keys of ``unset``, apply
-    ``key=value`` overrides, and check everything."""
+    """Read a TOML file (or start from ``base``), apply ``key=value`` overrides, and check
+    everything."""
     tables = dict(base or {}) if path is None else read_tables(path)
-    for key in unset:
-        tables = unplanned(without(tables, key), key)
     for item in overrides:
         tables = unplanned(override(tables, item), item.partition("=")[0].strip())
     return parse(tables, home(Path(path)) if path is not None else None)
@@ -122,9 +119,7 @@ def without(tables: Mapping[str, Any], key: str) -> dict[str, Any]:
     """
     first, _, rest = key.strip().partition(".")
     if not first:
-        raise BadInput(
-            "unknown-key", f"--unset is {key!r}; name a table or table.key, e.g. privacy.noise"
-        )
+        raise BadInput("unknown-key", f"--set is '{key}='; name a table.key, e.g. privacy.noise=")
     if not rest:
         return {name: table for name, table in tables.items() if name != first}
     inner = tables.get(first)

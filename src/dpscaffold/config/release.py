@@ -1,4 +1,4 @@
-"""The recipe for a model to publish: ``train --release``, ``[privacy] release = true``,
+"""The recipe for a model to publish: ``[privacy] release = true``,
 ``train(…, release=True)``.
 
 A simulation may be looked at in any way; a release must keep its promise. So noise and batches are
@@ -68,7 +68,7 @@ def _refuse_open_doors(setting: Setting, federation: Federation, allowed: Sequen
         reasons += [f"{step.sentence} {_remedy(step, federation)}" for step in steps]
     if not reasons:
         return
-    overrule = f" (or overrule what was prepared with --allow {PREPROCESSING})"
+    overrule = f" (or overrule what was prepared with privacy.allow = ['{PREPROCESSING}'])"
     more = overrule if steps and PREPROCESSING not in allowed else ""
     if len(reasons) == 1:
         raise BadInput(
@@ -93,7 +93,7 @@ def _of_the_run(setting: Setting, allowed: Sequence[str]) -> Iterator[str]:
     if privacy.clip == "median" and MEDIAN not in allowed:
         yield (
             f"privacy.clip is 'median', which is computed from private records, so there is no "
-            f"guarantee; give a number, or overrule with --allow {MEDIAN}"
+            f"guarantee; give a number, or overrule with privacy.allow = ['{MEDIAN}']"
         )
     if setting.secure is not None:
         yield (

@@ -148,7 +148,7 @@ def label_columns(model: Model, data: Path | TableFile, label: str | None) -> tu
         raise BadInput(
             "missing-argument",
             f"which column of {path} holds what is true is not known; give --label, or "
-            f"stopping.label for the rows of --stop-on",
+            f"stopping.label for the rows of stopping.path",
         )
     names = file_columns(data)
     if wanted not in names:

@@ -73,7 +73,7 @@ def _refuse_unprotected(model: Model) -> None:
         raise BadInput(
             "not-protected",
             "--only-protected is given, but the model comes from a simulation, whose noise can be "
-            "removed by whoever has its seed; train it with --release",
+            "removed by whoever has its seed; train it with privacy.release = true",
         )
 
 

@@ -292,7 +292,7 @@ def _outside(
         *([TUNING if allowed is None else TUNING_OF_A_RELEASE] if tuned else []),
         *left_open(preparation),
     ]
-    outside += [f"Released all the same (--allow {what})." for what in allowed or ()]
+    outside += [f"Released all the same (privacy.allow: {what})." for what in allowed or ()]
     if seed_public:
         outside.append(
             "The noise is derived from a seed stored in the run folder: anyone holding the seed "

@@ -36,7 +36,7 @@ HEAD = """# Configuration
 
 This page lists every key of every configuration file. On the command line,
 `dpscaffold config explain plan.rounds` explains a key. `--set table.key=value` overrides a key for
-one run, and `--unset table.key` removes it.
+one run, and `--set table.key=` removes it.
 
 | file | used by | tables |
 | --- | --- | --- |

@@ -201,7 +201,7 @@ HEAD = f"""# Drafted by dpscaffold init. Check every line: these are guesses.
 
 #: What a draft for a release says first.
 BLANKS = f"""# For a model that you will publish. Replace every "{BLANK}" by what is known without
-# looking at the records, then run dpscaffold train --release.
+# looking at the records, then run dpscaffold train.
 """
 
 
