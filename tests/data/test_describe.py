@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dpscaffold.data import describe, load_federation, synthetic
-from dpscaffold.data.heterogeneity import feature_heterogeneity, label_counts, label_heterogeneity
+from dpscaffold.data.heterogeneity import label_counts, label_heterogeneity
 from dpscaffold.federation import Federation
 from dpscaffold.report.data_figures import description_figure
 
@@ -25,25 +25,6 @@ def test_counts_are_counted(federation: Federation, monkeypatch: pytest.MonkeyPa
     for user in range(9):
         expected = torch.bincount(federation.train.of(user)[1], minlength=10)
         assert counts[user].tolist() == expected.tolist()
-
-
-@pytest.mark.parametrize("block", [40 * 4 * 7, 1 << 24])
-def test_feature_score_is_the_share_of_variance_between_users(
-    federation: Federation, monkeypatch: pytest.MonkeyPatch, block: int
-) -> None:
-    monkeypatch.setattr("dpscaffold.data.blocks.BLOCK_BYTES", block)
-    x = federation.train.features.double().numpy()
-    mean = x.mean(axis=0)
-    parts = [federation.train.of(i)[0].double().numpy() for i in range(9)]
-    between = sum(len(part) * ((part.mean(axis=0) - mean) ** 2).sum() for part in parts)
-    assert feature_heterogeneity(federation) == pytest.approx(
-        between / ((x - mean) ** 2).sum(), rel=1e-5
-    )
-
-
-def test_feature_score_of_constant_features_is_zero() -> None:
-    pair = (torch.ones(4, 2), torch.tensor([0, 1, 0, 1]))
-    assert feature_heterogeneity(Federation.from_arrays([pair, pair], [pair, pair])) == 0.0
 
 
 def test_label_score_of_known_tables() -> None:

@@ -283,10 +283,6 @@ def summary_table(description: Description) -> Table:
             "label heterogeneity",
             f"{score:.3f} (i.i.d. users of these sizes: about {iid:.3f}; disjoint labels: near 1)",
         ),
-        (
-            "feature heterogeneity",
-            f"{description.feature_heterogeneity:.3f} (share of variance between users)",
-        ),
     ):
         table.add_row(name, value)
     return table

@@ -1,11 +1,9 @@
 """How much users differ: what ``dpscaffold data describe`` says about a federation.
 
-Two scores, both in [0, 1]. *Label heterogeneity* is the mean over users of the total-variation
-distance between the user's label frequencies and the pooled ones, ½ Σ_c |p_i(c) − p̄(c)|: the share
-of its records that a user would have to swap to look like the whole. Small samples differ even when
-nothing else does, so what i.i.d. users of the same sizes would score is shown too. *Feature
-heterogeneity* is the share of the features' variance that lies between users, Σ R_i‖μ_i − μ‖² / Σ‖x
-− μ‖², and sees shifts that labels do not.
+*Label heterogeneity*, in [0, 1], is the mean over users of the total-variation distance between the
+user's label frequencies and the pooled ones, ½ Σ_c |p_i(c) − p̄(c)|: the share of its records that a
+user would have to swap to look like the whole. Small samples differ even when nothing else does, so
+what i.i.d. users of the same sizes would score is shown too.
 """
 
 from __future__ import annotations
@@ -39,7 +37,6 @@ class Description:
     classes_per_user: float
     label_heterogeneity: float
     label_heterogeneity_iid: float
-    feature_heterogeneity: float
     preprocessing: tuple[str, ...]
     names: Sequence[str]
     counts: np.ndarray
@@ -82,7 +79,6 @@ def describe(federation: Federation) -> Description:
         classes_per_user=float(present.mean()),
         label_heterogeneity=score,
         label_heterogeneity_iid=iid,
-        feature_heterogeneity=feature_heterogeneity(federation),
         preprocessing=federation.preprocessing,
         names=federation.names,
         counts=counts,
@@ -134,28 +130,3 @@ def label_heterogeneity(counts: np.ndarray) -> tuple[float, float]:
     # The pooled frequencies contain the user's own records, which makes the gap smaller by 1 − n/N.
     spread = np.sqrt(2 * pooled * (1 - pooled) / np.pi * (1 / sizes) * (1 - sizes / counts.sum()))
     return float(distances.mean()), float(min(1.0, 0.5 * spread.sum(axis=1).mean()))
-
-
-def feature_heterogeneity(federation: Federation) -> float:
-    """The share of the features' variance that lies between users; 0 when features do not vary at
-    all."""
-    table = federation.train
-    bounds = table.offsets.numpy()
-    sums = np.zeros((federation.users, federation.dimension))
-    squares = 0.0
-    origin = table.features[: min(1000, len(table))].mean(dim=0).numpy()  # keeps squares small
-    for block in blocks(len(table), federation.dimension):
-        rows = table.features[block].numpy() - origin
-        squares += float(np.einsum("nd,nd->", rows, rows, dtype=np.float64))
-        first = int(np.searchsorted(bounds, block.start, side="right")) - 1
-        last = int(np.searchsorted(bounds, block.stop, side="left"))
-        cuts = np.maximum(bounds[first:last] - block.start, 0)
-        sums[first:last] += np.add.reduceat(rows, cuts, axis=0)
-    mean = sums.sum(axis=0) / len(table)
-    between = float((sums**2 / table.sizes.numpy()[:, None]).sum()) - len(table) * float(
-        mean @ mean
-    )
-    total = squares - len(table) * float(mean @ mean)
-    return (
-        float(np.clip(between / total, 0.0, 1.0)) if total > 1e-12 * max(squares, 1e-300) else 0.0
-    )

@@ -43,7 +43,7 @@ NOT_COVERED = (
     "cover them."
 )
 #: Bins of a calibration curve, and classes up to which a confusion matrix is kept.
-BINS, MOST_CLASSES = 10, 100
+BINS, MOST_CLASSES = 10, 20
 
 
 @dataclass(frozen=True)

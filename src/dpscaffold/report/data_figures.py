@@ -29,8 +29,7 @@ def description_figure(description: Description) -> Figure:
         f"{description.title}: {description.users:,} users, "
         f"{description.train_records:,} training records\n"
         f"label heterogeneity {description.label_heterogeneity:.3f} (i.i.d. about "
-        f"{description.label_heterogeneity_iid:.3f}), "
-        f"feature heterogeneity {description.feature_heterogeneity:.3f}",
+        f"{description.label_heterogeneity_iid:.3f})",
         fontsize=11,
     )
     return figure

@@ -32,7 +32,7 @@ def evaluation_tables(found: Evaluation, classes: Sequence[str], width: int = 80
         yield f"{found.left_out} rows were left out, as in the training ({found.reason})"
     if found.by_class:
         yield _rows("classes", found.by_class, width)
-    if found.confusion and len(classes) <= SHOWN:
+    if found.confusion:
         table = _table("confusion: true class down, predicted across", "", *classes)
         for name, row in zip(classes, found.confusion, strict=True):
             table.add_row(name, *map(str, row))
@@ -159,11 +159,10 @@ def draw_evaluation(
 def _draw_confusion(axis: Any, table: np.ndarray, classes: Sequence[str]) -> None:
     share = table / np.maximum(table.sum(axis=1, keepdims=True), 1)
     axis.imshow(share, cmap="Blues", vmin=0, vmax=1)
-    if len(classes) <= SHOWN:
-        axis.set_xticks(range(len(classes)), classes, rotation=90)
-        axis.set_yticks(range(len(classes)), classes)
-        for i, row in enumerate(table):
-            for j, count in enumerate(row):
-                shade = "white" if share[i, j] > 0.5 else "black"
-                axis.text(j, i, str(count), ha="center", va="center", color=shade, fontsize=8)
+    axis.set_xticks(range(len(classes)), classes, rotation=90)
+    axis.set_yticks(range(len(classes)), classes)
+    for i, row in enumerate(table):
+        for j, count in enumerate(row):
+            shade = "white" if share[i, j] > 0.5 else "black"
+            axis.text(j, i, str(count), ha="center", va="center", color=shade, fontsize=8)
     axis.set(xlabel="predicted", ylabel="true")
