@@ -19,7 +19,7 @@ from dpscaffold.data.config import parse_data
 from dpscaffold.data.drafts.draft import draft, draft_arrays
 from dpscaffold.data.drafts.profile import look
 from dpscaffold.data.loading import read_pool
-from dpscaffold.data.tables.dialect import Dialect, TableFile, table_files
+from dpscaffold.data.tables.dialect import Dialect, TableFile, guess_encoding, table_files
 from dpscaffold.data.tables.reader import column_names, read_batches
 from dpscaffold.data.tables.rows import raw_parts
 from dpscaffold.planning.asked import planned_setting
@@ -91,6 +91,21 @@ def test_the_line_of_a_fault_is_that_of_the_file(tmp_path: Path) -> None:
     file = TableFile(written(tmp_path / "a.csv", "\n".join(lines)), "csv", Dialect(comment="#"))
     with refuses(f"row-length-differs: (line {len(lines)})"):
         list(read_batches(file, [], ["n"], ["n", "ill"]))
+
+
+@pytest.mark.parametrize("place", [0, 40])
+def test_one_bad_byte_does_not_make_a_file_windows_1252(tmp_path: Path, place: int) -> None:
+    """Read so, every Köln would be KÃ¶ln. A file that is Windows-1252 in more lines still is."""
+    lines = ["town,ill", *(f"Köln,{i % 2}" for i in range(60))]
+    good = [line.encode("utf-8") for line in lines]
+    good[place] = good[place] + b" \xe9"
+    (tmp_path / "a.csv").write_bytes(b"\n".join(good))
+    with refuses(f"wrong-encoding: a.csv … line {place + 1}"):
+        look(tmp_path / "a.csv")
+    plain = [line.encode("cp1252") for line in lines]
+    plain[place + 1] = b"Spa\xdf\x93,1"  # two letters whose bytes are UTF-8 by chance
+    (tmp_path / "b.csv").write_bytes(b"\n".join(plain))
+    assert guess_encoding(tmp_path / "b.csv") == "cp1252"
 
 
 def test_letters_that_fit_no_encoding_are_refused_at_the_end_of_a_file_too(tmp_path: Path) -> None:

@@ -241,19 +241,48 @@ def guess_encoding(path: Path) -> str:
     for encoding, high in (("utf-16-le", begun[1::2]), ("utf-16-be", begun[::2])):
         if high.count(0) > len(begun) // 4:
             return encoding
-    for encoding in ("utf-8", "cp1252"):
-        try:
-            with path.open(encoding=encoding) as text:
-                while text.read(1 << 20):
-                    pass
-            return encoding
-        except UnicodeDecodeError:
-            continue
+    if _decodes(path, "utf-8"):
+        return "utf-8"
+    _refuse_damaged_utf8(path)
+    if _decodes(path, "cp1252"):
+        return "cp1252"
     raise BadInput(
         "wrong-encoding",
         f"{path} is neither UTF-8 nor UTF-16 nor Windows-1252; save it as UTF-8, or name "
         f"its encoding (encoding = 'latin-1', say)",
     )
+
+
+def _decodes(path: Path, encoding: str) -> bool:
+    try:
+        with path.open(encoding=encoding) as text:
+            while text.read(1 << 20):
+                pass
+        return True
+    except UnicodeDecodeError:
+        return False
+
+
+def _refuse_damaged_utf8(path: Path) -> None:
+    """Refuse a file whose lines with accents are mostly UTF-8: read as Windows-1252 for the sake of
+    one bad byte, Köln would become KÃ¶ln in all of them."""
+    first, bad, good = 0, 0, 0
+    with path.open("rb") as stream:
+        for number, line in enumerate(stream, 1):
+            if line.isascii():
+                continue
+            try:
+                line.decode("utf-8")
+                good += 1
+            except UnicodeDecodeError:
+                first = first or number
+                bad += 1
+    if good >= bad:
+        raise BadInput(
+            "wrong-encoding",
+            f"{path}, line {first}: a character is not UTF-8, and the other lines are; correct it, "
+            f"or name the encoding of the file (encoding = 'cp1252', say)",
+        )
 
 
 def sample_lines(begun: bytes, encoding: str) -> list[str]:
