@@ -400,8 +400,8 @@ LONG = (
     Mode(
         "audit",
         "a configuration",
-        "small.toml --trials 100 --view server --seed 1",
-        acts="--set privacy.noise=1; --trials 200; --minutes -1; --confidence 0.9; "
+        "small.toml --trials 300 --view server --seed 1",
+        acts="--set privacy.noise=1; --trials 400; --minutes -1; --confidence 0.9; "
         "--view third-party; --seed 2; --json",
         refused="--one-run 10; --out elsewhere",
         slow=True,
