@@ -238,7 +238,7 @@ READ_AS = {
     "na_values": {"weight": ["-9", "?"]},
     "seed": 5,
 }
-FILLED = {"missing": {"age": "median", "weight": "indicator", "ward": "category", "*": 0.0}}
+FILLED = {"missing": {"age": 50.0, "weight": "indicator", "ward": "category", "*": 0.0}}
 
 #: What is learnt of the tables: the [data] keys, the [task] table.
 TARGETS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {

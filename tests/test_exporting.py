@@ -60,7 +60,7 @@ def table(folder: Path, **more: Any) -> tuple[Federation, list[dict[str, Any]]]:
         "features": ["age", "ward", "born", "weight", "sex"],
         "categories": {"ward": list(WARDS), "sex": ["f", "m"]},
         "dates": {"born": "%d.%m.%Y"},
-        "missing": {"age": "median", "weight": "indicator", "sex": "category"},
+        "missing": {"age": 44.0, "weight": "indicator", "sex": "category"},
         "na_values": {"age": ["-9"], "sex": ["?"]},
         "preprocess": ["standardise", "unit-norm"],
         **more,

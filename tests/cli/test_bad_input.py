@@ -77,7 +77,7 @@ BAD = [
     (
         "train h2.toml --set 'data.missing=\"mean\"'",
         "data.missing is 'mean'",
-        'a table, such as { "*" = "mean" }',
+        'a table, such as { "*" = "indicator" }',
     ),
     ("trian h2.toml", "no such command 'trian'", "did you mean 'train'?"),
     (

@@ -16,7 +16,7 @@ from dpscaffold import run
 TABLE = {
     **READ_AS,
     "path": "sites",
-    "missing": {"stay": "median", "ward": "category", "weight": "drop"},
+    "missing": {"stay": "indicator", "ward": "category", "weight": "drop"},
 }
 ENCODINGS = ("utf-8", "cp1252", "utf-8-sig", "utf-16")
 

@@ -34,7 +34,7 @@ TABLE = {"source": "csv", "path": "a.csv", "label": "ill", "users": 2}
         (
             {"data": {**TABLE, "missing": "mean"}},
             "data.missing is 'mean'; give 'refuse' or 'drop', a number or a table, such as "
-            '{ "*" = "mean" }',
+            '{ "*" = "indicator" }',
         ),
     ],
 )

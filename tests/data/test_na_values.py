@@ -163,7 +163,7 @@ def site_folder(place: Path, files: dict[str, str]) -> Path:
 
 SITES: dict[str, Any] = {"delimiter": "auto", "decimal": "auto", "label": "ill", "user": None}
 SITES |= {"categories": [], "dates": {}}
-SITES |= {"missing": {"age": "median", "stay": "indicator", "*": "drop"}}
+SITES |= {"missing": {"age": 40.0, "stay": "indicator", "*": "drop"}}
 
 
 @pytest.mark.parametrize("pattern", ["", "*.csv"])
@@ -220,7 +220,7 @@ def test_frames_may_hold_markers(library: str) -> None:
     if library == "pandas":
         marked["age"] = ["?" if i % 7 == 0 else i for i in range(n)]
     keys: dict[str, Any] = {"label": "ill", "user": "site", "categories": ["ward"]}
-    keys |= {"missing": {"age": "mean", "ward": "category", "count": "indicator"}}
+    keys |= {"missing": {"age": 7.5, "ward": "category", "count": "indicator"}}
     na_values = {"*": ["?"], "count": ["-9"]}
     said: list[str] = []
     found = federation_of(frames.DataFrame(marked), **keys, na_values=na_values, notify=said.append)
@@ -404,7 +404,7 @@ def test_a_trained_model_takes_new_files_with_its_markers(tmp_path, monkeypatch,
     that was exported too."""
     monkeypatch.chdir(tmp_path)
     people(tmp_path / "table.csv", "?")
-    more = 'categories = ["ward"]\nmissing = { age = "mean", ward = "category" }\n'
+    more = 'categories = ["ward"]\nmissing = { age = "indicator", ward = "category" }\n'
     Path("run.toml").write_text(
         TABLE.replace("[plan]", f'{more}na_values = {{ "*" = ["?"] }}\n[plan]')
     )
@@ -433,7 +433,7 @@ def test_truths_and_sites_that_are_na_values_are_empty_ones(tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     people(tmp_path / "table.csv", "?")
     more = 'categories = ["ward"]\nna_values = ["?"]\n'
-    more += 'missing = { age = "mean", ward = "category" }\n'
+    more += 'missing = { age = "indicator", ward = "category" }\n'
     Path("run.toml").write_text(TABLE.replace("[plan]", f"{more}[plan]"))
     assert typed(monkeypatch, capsys, "train", "run.toml", "--out", "r")[0] == 0
     text = Path("table.csv").read_text()

@@ -159,16 +159,6 @@ def test_a_huggingface_dataset_names_its_classes() -> None:
         (pa.table(COLUMNS), {"label": "ill", "categoriess": 1}, "unknown-key: categoriess"),
         (pa.table(COLUMNS), {"label": "ill", "users": 2}, "not-numbers: 'ward' … 'a'"),
         ([object()], {"label": "ill"}, "wrong-type"),
-        (
-            pa.table(COLUMNS),
-            {
-                **KEYS,
-                "missing": {
-                    "stay": {"fill": "mean", "low": 0, "high": 9, "noise": 1.0, "entropy": "system"}
-                },
-            },
-            "repeated-release",
-        ),
     ],
 )
 def test_bad_objects_are_one_sentence(data: Any, keys: dict[str, Any], said: str) -> None:

@@ -256,5 +256,5 @@ def _markers(rng: random.Random) -> Any:
 
 
 def _rules(rng: random.Random, names: list[str]) -> dict[str, Any]:
-    rules = ("drop", "mean", "median", "indicator", "category", 0.0, "refuse")
+    rules = ("drop", "indicator", "category", 0.0, "refuse")
     return {name: rng.choice(rules) for name in [*names, "*"] if rng.random() < 0.6}

@@ -244,15 +244,9 @@ def test_what_is_not_proved_or_loose_is_said():
     assert "in the clear" not in "\n".join(plan_lines(small))
 
 
-@pytest.mark.parametrize(
-    "prepared",
-    [
-        'preprocess = [{step = "centre", fit = "private", norm_bound = 1.0, noise = 5.0}]',
-        'missing = {age = {fill = "mean", low = 0, high = 60, noise = 20.0}}',
-    ],
-)
 @pytest.mark.usefixtures("quick")
-def test_private_preparation_is_not_forgotten(tmp_path, prepared):
+def test_private_preparation_is_not_forgotten(tmp_path):
+    prepared = 'preprocess = [{step = "centre", fit = "private", norm_bound = 1.0, noise = 5.0}]'
     columns = 'path = "nowhere.csv"\nlabel = "ill"\nuser = "site"'
     data = f'[data]\nsource = "csv"\n{columns}\n{prepared}\n'
     result = planned(tmp_path, toml() + data)

@@ -33,7 +33,7 @@ from dpscaffold.data.tables.cells import (
 from dpscaffold.data.tables.dialect import AUTO, is_many
 from dpscaffold.data.tables.missing import (
     NaStrings,
-    PrivateFill,
+    Rule,
     checked_na_strings,
     refuse_declared,
 )
@@ -301,23 +301,6 @@ def range_of(settings: TabularFile | Npz) -> Range | None:
     return None
 
 
-_Rule = Literal["refuse", "drop", "mean", "median", "indicator", "category"] | float | PrivateFill
-
-
-def _fills(given: Any) -> Any:
-    """Rules by column, those that are tables as private fills, so that what is wrong with one is
-    said of it."""
-    if not isinstance(given, dict):
-        return given
-    rules = {}
-    for name, rule in given.items():
-        try:
-            rules[name] = PrivateFill.model_validate(rule) if isinstance(rule, dict) else rule
-        except ValidationError as problem:
-            raise BadValue(*mistake_of(problem, PrivateFill, f"missing.{name}")) from None
-    return rules
-
-
 #: A value that nobody has filled in yet; a configuration that holds one is refused.
 BLANK = "FILL IN"
 
@@ -385,16 +368,12 @@ class TabularFile(Pooled):
     """The categorical columns, or a table of these columns with their values. Values that are given
     are public; otherwise they are read from the data, outside the guarantee. Example: ``{ sex =
     ["f", "m"] }``"""
-    missing: Annotated[
-        Literal["refuse", "drop"] | float | dict[str, _Rule], BeforeValidator(_fills)
-    ] = "refuse"
+    missing: Literal["refuse", "drop"] | float | dict[str, Rule] = "refuse"
     """How missing values are treated: 'refuse'; 'drop' the record (whether a record is complete is
     then outside the guarantee); or a number that replaces them. A table gives one rule per column
-    ('*' for all others), which may also be 'mean' or 'median' (read from the records, outside the
-    guarantee; or privately, as { fill = 'mean', low = 0, high = 60, noise = 20 }), 'category' or
-    'indicator' (missingness becomes a feature). Value: 'refuse', 'drop', a number, or a table by
-    column of these, 'mean', 'median', 'indicator' or 'category'. Example: ``{ age = "median", ward
-    = "category", "*" = "drop" }``"""
+    ('*' for all others), which may also be 'category' or 'indicator' (missingness becomes a
+    feature). Value: 'refuse', 'drop', a number, or a table by column of these, 'indicator' or
+    'category'. Example: ``{ age = "indicator", ward = "category", "*" = "drop" }``"""
     na_values: NaKey = None
     """NA strings: texts that mean a missing value, in addition to an empty cell. Give a list for
     every column, or a table of lists by column ('*' for all others). Surrounding blanks are

@@ -49,7 +49,7 @@ from dpscaffold.data.storage import load, save
 from dpscaffold.data.synthesis import synthetic
 from dpscaffold.data.tables.cells import Spellings
 from dpscaffold.data.tables.dialect import Dialect
-from dpscaffold.data.tables.missing import NaStrings, PrivateFill
+from dpscaffold.data.tables.missing import NaStrings
 from dpscaffold.data.tables.scan import (
     Scan,
     feature_blocks,
@@ -101,7 +101,6 @@ def _load(settings: Any, notify: Notify | None, release: bool) -> Federation:
         return load(Path(settings.path).expanduser(), settings.mapped, settings.verify)
     if not release:
         refuse_redraws(settings.preprocess)  # before the reading, not after it
-        refuse_refills(settings)
     return federation_of_pool(read_pool(settings), settings, notify)
 
 
@@ -153,19 +152,6 @@ def _assembled(
     except Exception:
         Federation(train, test, target, names, title).validated()
         raise
-
-
-def refuse_refills(settings: Pooled) -> None:
-    """Refuse private fills whose noise would be drawn again at every load."""
-    rules = getattr(settings, "missing", None)
-    for name, rule in rules.items() if isinstance(rules, dict) else ():
-        if isinstance(rule, PrivateFill) and rule.entropy == "system":
-            raise BadInput(
-                "repeated-release",
-                f"missing.{name} has entropy = 'system', so every load would release it again with "
-                f"fresh noise; store the data once with 'dpscaffold data prepare' and use the "
-                f"result with source = 'saved'",
-            )
 
 
 def _check_size(settings: Synthetic) -> None:
@@ -226,7 +212,6 @@ def table_of(settings: TabularFile) -> TableSource:
         settings.exclude,
         settings.dates,
         settings.unseen,
-        settings.seed,
         na_values=NaStrings.given(settings.na_values),
         values=Spellings.given(settings.values),
         absent=settings.absent,

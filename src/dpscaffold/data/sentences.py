@@ -115,7 +115,7 @@ _CODES = {
 }
 #: Examples of tables and lists, where a single value is a common mistake.
 _EXAMPLES = {
-    "data.missing": '{ "*" = "mean" }',
+    "data.missing": '{ "*" = "indicator" }',
     "data.categories": '["sex", "ward"]',
     "data.exclude": '["patient"]',
 }

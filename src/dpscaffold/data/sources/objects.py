@@ -16,7 +16,7 @@ import pyarrow.compute
 from pydantic import ValidationError
 
 from dpscaffold.data.config import TabularFile
-from dpscaffold.data.loading import federation_of_pool, refuse_refills, table_of
+from dpscaffold.data.loading import federation_of_pool, table_of
 from dpscaffold.data.pool import Pool
 from dpscaffold.data.preparation import refuse_redraws
 from dpscaffold.data.sentences import mistake_of
@@ -75,7 +75,6 @@ def federation_of(
         raise BadInput("no-users", "a federation needs at least one user, and none was given")
     settings = _settings(label, user, held is not None, keys)
     refuse_redraws(settings.preprocess)
-    refuse_refills(settings)
     return federation_of_pool(_pool(objects, held is not None, label, settings), settings, notify)
 
 

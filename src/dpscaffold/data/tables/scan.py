@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,7 +25,7 @@ from dpscaffold.data.tables.dialect import (
     other_files_note,
     table_files,
 )
-from dpscaffold.data.tables.missing import SeenNaStrings
+from dpscaffold.data.tables.missing import Rule, SeenNaStrings
 from dpscaffold.data.tables.reader import (
     NotNumbers,
     common_columns,
@@ -45,9 +44,7 @@ from dpscaffold.data.tables.source import (
     code_label_sets,
     code_labels,
     code_users,
-    fill_of,
     for_the_rest,
-    is_fitted,
     left_out,
     notes_on,
     preparation_of,
@@ -133,7 +130,7 @@ def scan_table(table: TableSource) -> Scan:
     }
     # Numbers are looked at only where a missing one decides something.
     rules = {name: rule_of(table, name) for name in numbers}
-    looked_at = [name for name in numbers if rules[name] == "drop" or is_fitted(rules[name])]
+    looked_at = [name for name in numbers if rules[name] == "drop"]
     if table.predicts == "number":
         looked_at += table.labels
     seen = SeenNaStrings()
@@ -143,7 +140,6 @@ def scan_table(table: TableSource) -> Scan:
     labels, target = _labels(table, wanted, codes, found, kept)
     users, user_names = _users(table, files, sizes, wanted, codes, kept)
     categories = {text: category_values(table, text, wanted[text].numbers) for text in texts}
-    fitted: dict[str, Any] = {name: rules[name] for name in numbers if is_fitted(rules[name])}
     coding = Coding(
         tuple(name for name in table.features or names if name in {*numbers, *texts}),
         tuple(categories.items()),
@@ -151,7 +147,7 @@ def scan_table(table: TableSource) -> Scan:
         tuple(name for name in categories if not table.categories[name]),
         table.unseen,
         dates=tuple((name, form) for name, form in table.dates.items() if name in numbers),
-        fills=(*_fills(table, rules, found, kept), *_constant_fills(table, texts)),
+        fills=(*_number_fills(table, rules), *_constant_fills(table, texts)),
         indicators=tuple(name for name in numbers if rules[name] == "indicator"),
         own=tuple(text for text in texts if rule_of(table, text) == "category"),
         na_values=table.na_values.among(
@@ -175,7 +171,7 @@ def scan_table(table: TableSource) -> Scan:
             *notes_on(table, categories, target, left_out(kept, na_values), int(kept.sum())),
             *alike_users(table.user, user_names),
         ),
-        preparation_of(table, coding, fitted, files),
+        preparation_of(table, coding, files),
         seen,
     )
 
@@ -264,7 +260,7 @@ class RefuseRecords:
             raise BadInput(
                 "missing-value",
                 f"{self.path}: column '{name}' lacks a value in some records; set missing = 'drop' "
-                f"to leave them out or a number to fill them, or missing.{name} = 'median'",
+                f"to leave them out or a number to fill them, or missing.{name} = 'indicator'",
             )
 
 
@@ -306,18 +302,16 @@ def _labels(
     return labels, Target("class", classes)
 
 
-def _fills(
-    table: TableSource, rules: Mapping[str, Any], found: Mapping[str, np.ndarray], kept: np.ndarray
-) -> tuple[tuple[str, float], ...]:
+def _number_fills(table: TableSource, rules: Mapping[str, Rule]) -> tuple[tuple[str, float], ...]:
     """The number that represents a missing one, of every column with a rule of its own."""
+    if not isinstance(table.missing, Mapping):
+        return ()
     fills = []
     for name, rule in rules.items():
-        if not isinstance(table.missing, Mapping) or rule in ("refuse", "drop"):
-            continue
-        values = found[name][kept] if name in found else _NONE
-        middle = sum(table.ranges.get(name, (0.0, 0.0))) / 2  # with an indicator any number will do
-        fill = middle if rule == "indicator" else fill_of(rule, values, name, table.seed)
-        fills.append((name, fill))
+        if rule == "indicator":  # next to it any number will do
+            fills.append((name, sum(table.ranges.get(name, (0.0, 0.0))) / 2))
+        elif not isinstance(rule, str):
+            fills.append((name, float(rule)))
     return tuple(fills)
 
 

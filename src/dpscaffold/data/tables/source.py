@@ -24,7 +24,7 @@ from dpscaffold.data.tables.cells import (
 )
 from dpscaffold.data.tables.codec import LABELS_READ, Coding, by_value, read_labels
 from dpscaffold.data.tables.dialect import AUTO, Dialect, TableFile, found_in
-from dpscaffold.data.tables.missing import NO_NA_STRINGS, OTHERS, NaStrings, PrivateFill
+from dpscaffold.data.tables.missing import NO_NA_STRINGS, OTHERS, NaStrings, Rule
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation.schema import MOST_CLASSES, Kind, Prepared, Target
 from dpscaffold.privacy.preparation import Remark
@@ -66,7 +66,6 @@ class TableSource:
     exclude: tuple[str, ...] = ()
     dates: Mapping[str, Forms] = field(default_factory=dict)
     unseen: Literal["refuse", "zero"] = "refuse"
-    seed: int = 0
     #: Tables that are held already, by name, in place of files; ``many``: one per user.
     held: tuple[tuple[str, pa.Table], ...] = ()
     many: bool = False
@@ -342,12 +341,10 @@ def remark_on_comments(sign: str) -> Remark:
 def preparation_of(
     table: TableSource,
     coding: Coding,
-    fitted: Mapping[str, str | PrivateFill],
     files: Sequence[TableFile],
 ) -> tuple[Prepared, ...]:
     """How the file's columns become features, and what that says about private records.
-    ``fitted`` are the columns whose missing values were filled with a mean or median, ``files``
-    those that were read, each with its own dialect."""
+    ``files`` are those that were read, each with its own dialect."""
     steps: list[Prepared] = [coding]
     if table.ranges:
         steps.append(ranges_of(table, coding))
@@ -355,16 +352,6 @@ def preparation_of(
         steps.append(_LABELS)
     if isinstance(table.target, Target) and table.target.low is not None:
         steps.append(Remark(_ranged(table.target), "public"))
-    for name, rule in fitted.items():
-        if isinstance(rule, PrivateFill):
-            steps.append(Remark(rule.sentence(name), "private", rule.cost(name)))
-            continue
-        said = (
-            f"Missing values of column '{name}' were replaced by the {rule} of all records, test "
-            f"records included: outside the guarantee."
-        )
-        remedy = f'missing.{toml_key(name)} = "indicator"'
-        steps.append(Remark(said, "unprotected", remedy=remedy))
     rules = table.missing.values() if isinstance(table.missing, Mapping) else [table.missing]
     if table.kind == "csv":
         guesses = remark_on_guesses(table.dialect, files)
@@ -385,18 +372,13 @@ def _is_fraction(text: str) -> bool:
         return False
 
 
-Rule = Literal["refuse", "drop", "mean", "median", "indicator", "category"] | float | PrivateFill
-#: Rules whose value is computed from the records.
-FITTED = ("mean", "median")
-
-
 def rule_of(table: TableSource, name: str) -> Rule:
     """The rule of one column.
 
     >>> from pathlib import Path
-    >>> table = TableSource(Path("a.csv"), "csv", "ill", missing={"age": "median", "*": "drop"})
+    >>> table = TableSource(Path("a.csv"), "csv", "ill", missing={"age": "indicator", "*": "drop"})
     >>> rule_of(table, "age"), rule_of(table, "stay")
-    ('median', 'drop')
+    ('indicator', 'drop')
     """
     rules: Mapping[str, Rule] | Rule = table.missing
     if not isinstance(rules, Mapping):
@@ -430,23 +412,17 @@ def check_rules(table: TableSource, numbers: tuple[str, ...], texts: tuple[str, 
                 f"missing names the column '{name}'{nearest(name, known)}, which is no feature, "
                 f"label or user of {table.path}",
             )
-        if isinstance(rule, PrivateFill) and name not in numbers:
+        if name in texts and rule == "indicator":
             raise BadInput(
                 "wrong-column-kind",
-                f"missing.{name} is a private {rule.fill}, and it needs a column of numbers with a "
-                f"range of its own; name one of {', '.join(numbers[:8]) or 'none'}",
-            )
-        if name in texts and rule in (*FITTED, "indicator"):
-            raise BadInput(
-                "wrong-column-kind",
-                f"missing.{name} is '{rule}', and the column holds categories; use 'category', "
+                f"missing.{name} is 'indicator', and the column holds categories; use 'category', "
                 f"'drop' or 'refuse'",
             )
         if name in numbers and rule == "category":
             raise BadInput(
                 "wrong-column-kind",
                 f"missing.{name} is 'category', and the column holds numbers; use a number, "
-                f"'mean', 'median', 'indicator', 'drop' or 'refuse'",
+                f"'indicator', 'drop' or 'refuse'",
             )
 
 
@@ -459,27 +435,6 @@ def check_na_strings(table: TableSource, names: Sequence[str]) -> None:
                 f"na_values names the column '{name}'{nearest(name, names)}, which is not in "
                 f"{table.path}",
             )
-
-
-def is_fitted(rule: Rule) -> bool:
-    """Whether a rule's value is computed from the records, privately or not."""
-    return isinstance(rule, PrivateFill) or rule in FITTED
-
-
-def fill_of(rule: Rule, values: np.ndarray, name: str, seed: int = 0) -> float:
-    """The number that represents a missing one: given, or computed from the other values."""
-    if isinstance(rule, PrivateFill):
-        return rule.value(name, values, seed)
-    if not isinstance(rule, str):
-        return float(rule)
-    if rule == "indicator":
-        return 0.0
-    there = values[np.isfinite(values)]
-    if not len(there):
-        raise BadInput(
-            "empty-column", f"column '{name}' has no value at all, so it has no {rule}; exclude it"
-        )
-    return float(np.mean(there, dtype=np.float64) if rule == "mean" else np.median(there))
 
 
 #: Records from which on a column is evaluated, and those that are looked at: enough to tell an
