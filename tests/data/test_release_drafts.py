@@ -202,16 +202,15 @@ def test_a_release_refuses_all_at_once_and_says_what_to_write(tmp_path: Path, mo
     clinics(Path("t.csv"))
     assert command("init", "t.csv", "--label", "ready")[0] == 0
     words = ["train", "t.toml", "--set", "privacy.release=true", "--out", "r", *SHORT]
-    code, said = command(*words, "--set", "plan.seed=3", "--set", "data.missing.age=mean")
+    code, said = command(*words, "--set", "plan.seed=3")
     lines = said.splitlines()
     assert code == 2 and not Path("r").exists()
-    assert lines[0].startswith("privacy.release is set, and 6 things are refused (or overrule")
-    assert [line.split(".")[0] for line in lines[1:]] == [f"  {k}" for k in range(1, 7)]
+    assert lines[0].startswith("privacy.release is set, and 5 things are refused (or overrule")
+    assert [line.split(".")[0] for line in lines[1:]] == [f"  {k}" for k in range(1, 6)]
     for part in (
         "leave plan.seed out",
         "Write categories = { ward = […] }",
         'Write classes = ["…", "…"]',
-        'Write missing.age = "indicator"',
         'Write missing = { COLUMN = "indicator", "*" = 0.0 }',
         "Write ranges = { age = [low, high], stay = [low, high], admitted = [low, high] }",
     ):
