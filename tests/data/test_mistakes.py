@@ -19,7 +19,7 @@ from dpscaffold import Logistic, Model, load_model
 from dpscaffold.cli import app
 from dpscaffold.data import federation_of, load, load_federation, prepare
 from dpscaffold.data.drafts.profile import look
-from dpscaffold.data.tables.cells import days, same_values, typing_errors
+from dpscaffold.data.tables.cells import days, same_values
 from dpscaffold.data.tables.codec import Coding
 from dpscaffold.deployment.protocol.agreement import SchemaSettings
 from dpscaffold.deployment.site.reading import read_records
@@ -195,20 +195,8 @@ def test_init_lists_the_values_of_a_label_and_joins_yes_and_no(tmp_path, monkeyp
     assert any('add values.ready = { Ja = ["ja", "oui", "yes"]' in note for note in notes), notes
 
 
-def test_init_asks_about_typing_errors_and_changes_nothing(tmp_path, monkeypatch) -> None:
-    rows = [
-        f"{'ns'[i % 2]},{i % 17},{'ys' if i == 7 else 'yes' if i % 3 else 'no'}" for i in range(80)
-    ]
-    (tmp_path / "t.csv").write_text("\n".join(["site,age,ready", *rows]))
-    code, said = init(tmp_path, monkeypatch, "t.csv", "--label", "ready")
-    assert code == 0 and "is 'ys' a typing error of 'yes'?" in said and "'ys' (1 rows)" in said
-    assert "values" not in drafted(tmp_path)
-    assert '# values.ready = { yes = ["ys"] }' in (tmp_path / "t.toml").read_text()
-
-
 def test_values_that_differ_in_more_than_their_writing_stay_apart() -> None:
     assert same_values({"low": 5, "slow": 5, "grade 1": 5, "grade 2": 5, "n/a": 1}) == {}
-    assert typing_errors({"grade one": 60, "grade two": 1, "A": 50, "B": 1, "male": 60}) == {}
 
 
 @pytest.mark.parametrize(

@@ -375,23 +375,10 @@ def _label(found: TableProfile) -> list[str]:
 
 
 def _spellings(column: ColumnProfile) -> list[str]:
-    """The other spellings of a column's values, and those that may be typing errors."""
-    lines = []
-    if column.same:
-        lines.append(
-            f"{written(column.name, column.same)}  # guessed to be one value: remove the others"
-        )
-    if column.errors:
-        more = {value: list(listed) for value, listed in column.same.items()}
-        for text, value in column.errors.items():
-            more.setdefault(value, []).append(text)
-        instead = ", instead of the line above" if column.same else ""
-        lines += [
-            f"# {toml_text(column.name)} holds {', '.join(map(toml_text, column.errors))}, each a "
-            f"value of its own. If these are typing errors{instead}:",
-            f"# {written(column.name, more)}",
-        ]
-    return lines
+    """The other spellings of a column's values."""
+    if not column.same:
+        return []
+    return [f"{written(column.name, column.same)}  # guessed to be one value: remove the others"]
 
 
 def _target(target: Target, release: bool = False) -> list[str]:

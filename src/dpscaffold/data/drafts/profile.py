@@ -29,7 +29,7 @@ from dpscaffold.data.drafts.guesses import (
     pointed_out,
     target_in,
 )
-from dpscaffold.data.tables.cells import CellReader, as_text, same_values, typing_errors
+from dpscaffold.data.tables.cells import CellReader, as_text, same_values
 from dpscaffold.data.tables.codec import read_labels
 from dpscaffold.data.tables.dialect import (
     AUTO,
@@ -87,7 +87,7 @@ FREE_TEXT = (
 class ColumnProfile:
     """One column: what it seems to be, why, and whether values are missing. ``na_values`` are the
     texts that seem to represent a missing value, ``maybe`` the values that might; and in how many
-    rows. ``same`` are other spellings of its values, ``errors`` those that may be typing errors."""
+    rows. ``same`` are other spellings of its values."""
 
     name: str
     role: Role
@@ -98,7 +98,6 @@ class ColumnProfile:
     na_values: Mapping[str, int] = field(default_factory=dict)
     maybe: Mapping[str, int] = field(default_factory=dict)
     same: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    errors: Mapping[str, str] = field(default_factory=dict)
     absent: bool = False
 
 
@@ -281,20 +280,13 @@ def _label_column(name: str, counts: Counter[str], target: Target, given: bool) 
 
 def _with_spellings(column: ColumnProfile, counts: Counter[str]) -> ColumnProfile:
     """A column of classes or categories with spellings that seem to be one value."""
-    same, errors = same_values(counts), typing_errors(counts)
-    for text, value in errors.items() if column.role == "label" else ():
-        if 200 * counts[text] <= counts.total():  # too few to be learnt as a class of its own
-            same[value] = (*same.get(value, ()), text)
+    same = same_values(counts)
     others = {other for group in same.values() for other in group}
-    errors = {text: value for text, value in errors.items() if text not in others}
     why, values = column.why, tuple(v for v in column.values if v not in others)
     if same:
         pairs = (f"{_some(group)} as '{value}'" for value, group in same.items())
         why += f"; read as one: {', '.join(pairs)}"
-    if errors:
-        asked = (f"'{text}' a typing error of '{value}'" for text, value in errors.items())
-        why += f"; is {', '.join(asked)}?"
-    return replace(column, why=why, values=values, same=same, errors=errors)
+    return replace(column, why=why, values=values, same=same)
 
 
 def _strange(files: Sequence[TableFile]) -> dict[str, str]:

@@ -16,7 +16,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from difflib import get_close_matches
 from itertools import permutations
 from typing import Any
 
@@ -231,19 +230,6 @@ def same_values(counts: Mapping[str, int]) -> dict[str, tuple[str, ...]]:
         if len(group) > 1:
             found[first] = tuple(value for value in group if value != first)
     return dict(sorted(found.items()))
-
-
-def typing_errors(counts: Mapping[str, int]) -> dict[str, str]:
-    """The rare values that may be a frequent one with a typing error, and which one.
-
-    >>> typing_errors({"yes": 90, "no": 80, "ys": 1, "grade 1": 50, "grade 2": 2})
-    {'ys': 'yes'}
-    """
-    total = sum(counts.values())
-    often = [value for value, count in counts.items() if count > max(5, total // 50)]
-    rare = [value for value, count in counts.items() if 50 * count <= total and value.isalpha()]
-    near = {value: get_close_matches(value, often, 1, cutoff=0.75) for value in rare}
-    return {value: found[0] for value, found in near.items() if found}
 
 
 def alike_values(name: str, values: Iterable[str], what: str) -> tuple[str, ...]:
