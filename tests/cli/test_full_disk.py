@@ -8,7 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 from typed import TABLE
 
@@ -20,7 +19,6 @@ LINES = (
     "train c.toml --out new -q",
     "train --resume run --set plan.rounds=3 -q",
     "init table.csv",
-    "init a.npz",
     "compare run --out f.svg",
     "report run --out page.html",
     "predict run table.csv --out said.csv",
@@ -56,7 +54,6 @@ def home(tmp_path: Path, monkeypatch) -> Path:
     rows = "\n".join(f"{i % 9},{'ns'[i % 2]},{'yn'[i * 7 % 4 < 2]}" for i in range(80))
     (tmp_path / "table.csv").write_text(f"age,site,ill\n{rows}\n")
     (tmp_path / "c.toml").write_text(WITH_NOISE)
-    np.savez(tmp_path / "a.npz", features=np.eye(20), labels=np.arange(20) % 2)
     monkeypatch.chdir(tmp_path)
     run_settings(load(tmp_path / "c.toml"), tmp_path / "run", quiet=True)
     return tmp_path

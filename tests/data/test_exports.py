@@ -16,9 +16,10 @@ from refusals import refuses
 from dpscaffold.config import parse
 from dpscaffold.data import load_federation
 from dpscaffold.data.config import parse_data
-from dpscaffold.data.drafts.draft import draft, draft_arrays
+from dpscaffold.data.drafts.draft import draft
 from dpscaffold.data.drafts.profile import look
 from dpscaffold.data.loading import read_pool
+from dpscaffold.data.sources.arrays import read_npz
 from dpscaffold.data.tables.dialect import Dialect, TableFile, guess_encoding, table_files
 from dpscaffold.data.tables.reader import column_names, read_batches
 from dpscaffold.data.tables.rows import raw_parts
@@ -269,19 +270,21 @@ def test_a_text_among_the_numbers_of_parquet_is_named(tmp_path: Path) -> None:
         ({"features": np.ones((4, 2)) + 1j, "labels": np.arange(4) % 2}, "not-numbers: a.npz"),
     ],
 )
-def test_arrays_that_cannot_be_trained_on_are_refused_before_anything_is_drafted(
+def test_arrays_that_cannot_be_trained_on_are_refused(
     tmp_path: Path, arrays: dict[str, np.ndarray], said: str
 ) -> None:
     np.savez(tmp_path / "a.npz", **arrays)
     with refuses(said):
-        draft_arrays(tmp_path / "a.npz", 1.0)
+        read_npz(tmp_path / "a.npz")
 
 
-def test_several_labels_are_drafted_with_a_step_size_that_trains(tmp_path: Path) -> None:
+def test_a_step_size_by_formula_trains_several_labels(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    features, held = rng.normal(size=(400, 2)), rng.integers(0, 2, (400, 3))
-    np.savez(tmp_path / "a.npz", features=features, labels=held)
-    settings = parse(tomllib.loads(draft_arrays(tmp_path / "a.npz", 1.0)))
+    held = rng.integers(0, 2, (400, 3))
+    columns = {"x": rng.normal(size=400), **{f"l{j}": held[:, j] for j in range(3)}}
+    pa.parquet.write_table(pa.table(columns), tmp_path / "a.parquet")
+    found = look(tmp_path / "a.parquet", "l0,l1,l2")
+    settings = parse(tomllib.loads(draft(found, 1.0)))
     assert settings.plan.learning_rate == "plan"
     setting = planned_setting(settings, load_federation(settings.data))
     assert 0 < setting.plan.learning_rate < 4

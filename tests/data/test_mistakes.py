@@ -226,13 +226,10 @@ def test_init_refuses_a_folder_of_one_site(tmp_path, monkeypatch) -> None:
     assert not list(tmp_path.glob("*.toml"))
 
 
-@pytest.mark.parametrize("users", [True, False])
-def test_init_refuses_arrays_of_one_class_or_one_user(users, tmp_path, monkeypatch) -> None:
-    x, one, two = np.ones((30, 2)), np.zeros(30, int), np.arange(30) % 2
-    arrays = {"labels": two, "users": one} if users else {"labels": one}
-    np.savez(tmp_path / "a.npz", features=x, **arrays)
+def test_init_says_what_to_write_for_arrays(tmp_path, monkeypatch) -> None:
+    np.savez(tmp_path / "a.npz", features=np.ones((30, 2)), labels=np.arange(30) % 2)
     code, told = init(tmp_path, monkeypatch, "a.npz")
-    assert code == 2 and ("names 1 user" if users else "a single value") in told, told
+    assert code == 2 and "source = 'npz' and path = 'a.npz' under [data]" in told, told
     assert not list(tmp_path.glob("*.toml"))
 
 

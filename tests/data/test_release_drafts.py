@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from dpscaffold import Gaussian, Logistic, Model, Plan, fedavg, load_model, train
 from dpscaffold.cli import app
 from dpscaffold.data import load, load_federation, prepare
-from dpscaffold.data.drafts.draft import draft_arrays
+from dpscaffold.data.loading import one_scale
 from dpscaffold.data.prepared import Ranges, UnitNorm
 from dpscaffold.errors import BadInput
 from dpscaffold.models import predict_files
@@ -134,17 +134,13 @@ def names_the_draft(run: str) -> set[bool]:
     }
 
 
-@pytest.mark.parametrize("source", ["csv", "npz"])
 def test_what_is_told_of_a_run_names_that_its_configuration_was_drafted(
-    source: str, tmp_path: Path, monkeypatch
+    tmp_path: Path, monkeypatch
 ) -> None:
     """``init`` looks at raw records, and no epsilon covers that."""
     monkeypatch.chdir(tmp_path)
     clinics(Path("t.csv"))
-    rng = np.random.default_rng(0)
-    np.savez("t.npz", features=rng.random((90, 3)), labels=np.arange(90) % 2)
-    named = ["--label", "ready"] if source == "csv" else []
-    assert command("init", f"t.{source}", *named)[0] == 0
+    assert command("init", "t.csv", "--label", "ready")[0] == 0
     code, said = command("train", "t.toml", "--out", "r", *SHORT[:-1])
     assert code == 0, said
     assert "the drafted configuration" in " ".join(said.split())
@@ -174,7 +170,7 @@ def test_prepared_data_and_runs_without_a_folder_remember_the_draft(tmp_path, mo
         assert any("drafted from the records" in line for line in said["outside"])
 
 
-def test_a_filled_draft_of_a_number_and_of_arrays_is_released(tmp_path: Path, monkeypatch) -> None:
+def test_a_filled_draft_of_a_number_is_released(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     clinics(Path("t.csv"), number=True)
     assert command("init", "t.csv", "--label", "ready", "--release")[0] == 0
@@ -186,14 +182,6 @@ def test_a_filled_draft_of_a_number_and_of_arrays_is_released(tmp_path: Path, mo
     code, said = command("train", "t.toml", "--out", "r", *SHORT)  # the file itself says release
     assert code == 0, said
     assert not json.loads(Path("r/privacy.json").read_text())["simulated"]
-    rng = np.random.default_rng(0)
-    labels, users = np.arange(90) % 2, np.arange(90) % 3
-    np.savez("a.npz", features=rng.normal(size=(90, 2)), labels=labels, users=users)
-    assert command("init", "a.npz", "--release")[0] == 0
-    text = Path("a.toml").read_text().replace('mean = "FILL IN"', "mean = [0, 0]")
-    Path("a.toml").write_text(text.replace('deviation = "FILL IN"', "deviation = 1.0"))
-    code, said = command("train", "a.toml", "--set", "privacy.release=true", "--out", "s", *SHORT)
-    assert code == 0, said
 
 
 def test_a_release_refuses_all_at_once_and_says_what_to_write(tmp_path: Path, monkeypatch) -> None:
@@ -305,25 +293,13 @@ def test_ranges_that_are_none_are_refused(tmp_path: Path, ranges: Any, said: str
         load_federation(keys)
 
 
-def preprocess_of(features: np.ndarray, folder: Path) -> str:
-    """The steps that init drafts for these features."""
-    np.savez(folder / "a.npz", features=features, labels=np.arange(len(features)) % 2)
-    text = draft_arrays(folder / "a.npz", 2.0)
-    return next(line for line in text.splitlines() if line.startswith("preprocess"))
-
-
-def test_arrays_are_standardised_only_where_columns_have_different_scales(tmp_path) -> None:
+def test_columns_have_one_scale_or_not() -> None:
     rng = np.random.default_rng(0)
     many, few = rng.random((60, 100)), rng.uniform(-1, 1, (60, 7))
+    pixels = rng.integers(0, 256, (60, 25)).astype(np.uint8)
     components = rng.normal(size=(60, 60)) * np.geomspace(9, 1, 60)
-    assert "clip-norm:3" in preprocess_of(many, tmp_path)
-    assert "unit-norm" in preprocess_of(many / 100, tmp_path)
-    pixels = rng.integers(0, 256, (60, 5, 5)).astype(np.uint8)
-    assert "standardise" not in preprocess_of(pixels, tmp_path)
-    assert "standardise" not in preprocess_of(components, tmp_path)
-    assert "clip-norm:2.65" in preprocess_of(few, tmp_path)
-    assert "standardise" in preprocess_of(few * 2, tmp_path)
-    assert "standardise" in preprocess_of(many * np.geomspace(1, 1e4, 100), tmp_path)
+    assert all(map(one_scale, (many, many / 100, few, few * 2, pixels, components)))
+    assert not one_scale(many * np.geomspace(1, 1e4, 100))
 
 
 def test_the_default_of_arrays_reads_no_record_and_warns_of_scales(tmp_path) -> None:

@@ -36,7 +36,6 @@ LINES: tuple[str, ...] = (
     "train --set data.source=csv --set data.path=table.csv --set data.label=ill --out new -q",
     "init table.csv --out drafted.toml --label ill --user site --epsilon 1 --rows 50 --force",
     "init sites --json --out drafted.toml",
-    "init a.npz --out drafted.toml",
     "compare run run2 --json",
     "compare run --out figure.svg",
     "report run --out page.html",

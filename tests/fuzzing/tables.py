@@ -17,7 +17,7 @@ import pyarrow.parquet
 
 from dpscaffold.config import parse
 from dpscaffold.data import load_federation, prepare
-from dpscaffold.data.drafts.draft import draft, draft_arrays
+from dpscaffold.data.drafts.draft import draft
 from dpscaffold.data.drafts.profile import look
 from dpscaffold.errors import BadInput
 
@@ -53,7 +53,7 @@ def attempt(rng: random.Random, folder: Path) -> str:
 
 def _initialised(path: Path) -> None:
     """What ``init`` does, and what is drafted must be a configuration of which data are read."""
-    text = draft_arrays(path, 1.0) if path.suffix == ".npz" else draft(look(path), 1.0)
+    text = draft(look(path), 1.0)
     try:
         settings = parse(tomllib.loads(text))
     except BadInput as error:

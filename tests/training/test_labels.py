@@ -268,11 +268,6 @@ def test_a_configuration_is_drafted_for_several_labels(tmp_path: Path) -> None:
     assert federation.target == Target("labels", LABELS) and federation.dimension == 4
     wrong = runner.invoke(app, ["init", f"{tmp_path}/t.csv", "--label", "fever,a", "--force"])
     assert "label column 'a' holds" in str(wrong.exception)
-    x, held = rows_of(2, 40)
-    np.savez(tmp_path / "t.npz", features=x, labels=held)
-    done = runner.invoke(app, ["init", f"{tmp_path}/t.npz", "--out", f"{tmp_path}/n.toml"])
-    assert done.exit_code == 0, done.output
-    assert load_federation(load(tmp_path / "n.toml").data).target.kind == "labels"
 
 
 def test_labels_come_from_arrays_and_parquet_and_prepared_folders(tmp_path: Path) -> None:

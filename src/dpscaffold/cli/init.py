@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dpscaffold.cli.usage import refuse_given
 from dpscaffold.errors import BadInput
 
 if TYPE_CHECKING:
@@ -22,9 +21,7 @@ ROWS = 2000
 def init_command(
     data: Annotated[
         Path,
-        typer.Argument(
-            help="A table (CSV or Parquet), a folder with one file per site, or an .npz file."
-        ),
+        typer.Argument(help="A table (CSV or Parquet), or a folder with one file per site."),
     ],
     out: Annotated[
         Path | None, typer.Option(help="Configuration file to write. Default: NAME.toml.")
@@ -57,31 +54,23 @@ def init_command(
     Example: dpscaffold init clinics --label readmitted --epsilon 2
     """
     from dpscaffold.atomic import write_text
-    from dpscaffold.data.drafts.draft import OUTSIDE, draft, draft_arrays
+    from dpscaffold.data.drafts.draft import OUTSIDE, draft
     from dpscaffold.data.drafts.profile import look
 
     _check_numbers(epsilon, rows)
     target = _target(data, out, force)
-    found: TableProfile | None = None
-    if data.suffix.lower() == ".npz":
-        asked = {"--label": label, "--user": user, "--rows": rows}
-        refuse_given(asked, f"and {data} has no columns; leave it out")
-        text = draft_arrays(data, epsilon, release)
-    else:
-        found = look(data, label, user, rows or ROWS)
-        text = draft(found, epsilon, release)
+    found = look(data, label, user, rows or ROWS)
+    text = draft(found, epsilon, release)
     blanks = _check(text)
     write_text(target, text)
-    notes, columns = (found.notes, found.columns) if found else ((), ())
-    for note in notes:
+    for note in found.notes:
         typer.echo(note, err=True)
     if as_json:
-        guessed = [vars(column) for column in columns]
+        guessed = [vars(column) for column in found.columns]
         said = {"configuration": str(target), "columns": guessed, "outside": OUTSIDE}
         typer.echo(json.dumps(said, indent=2))
         return
-    if found:
-        _tell_columns(found)
+    _tell_columns(found)
     typer.echo(OUTSIDE)
     fill = f"fill in {', '.join(blanks)}, check the rest" if blanks else "check it"
     option = " --release" if release else ""

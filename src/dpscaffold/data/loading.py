@@ -125,8 +125,6 @@ def _scale_notes(pool: Pool, settings: Pooled) -> list[str]:
     """That the default steps do not suit arrays whose columns have different scales."""
     if not isinstance(settings, Npz) or "preprocess" in settings.model_fields_set:
         return []
-    from dpscaffold.data.drafts.draft import one_scale
-
     if one_scale(np.asarray(pool.features)):
         return []
     return [
@@ -134,6 +132,23 @@ def _scale_notes(pool: Pool, settings: Pooled) -> list[str]:
         "in which the largest columns hide the others; set data.preprocess = ['standardise', "
         "'unit-norm'], or scale the columns by public ranges"
     ]
+
+
+#: Columns are of one scale where no deviation is larger than this many times the median.
+ONE_SCALE = 10.0
+
+
+def one_scale(rows: np.ndarray) -> bool:
+    """Whether columns are bytes (pixels), bounded, or have deviations of a similar size, as
+    principal components do."""
+    if rows.dtype == np.uint8:
+        return True
+    if rows.dtype.kind not in "iufb" or not np.isfinite(rows).all():
+        return False
+    if (np.abs(rows) <= 1).all():
+        return True
+    deviations = rows.std(axis=0, dtype=np.float64)
+    return bool(deviations.max() <= ONE_SCALE * np.median(deviations))
 
 
 def _assembled(

@@ -8,20 +8,14 @@ So differences between sites disturb nothing, and no site's noise is louder than
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
-
-import numpy as np
 
 from dpscaffold.data.config import BLANK
-from dpscaffold.data.drafts.guesses import is_measured, rounded_range
 from dpscaffold.data.drafts.profile import LEAST_RECORDS, ColumnProfile, TableProfile
-from dpscaffold.data.sources.arrays import npz_arrays, read_npz
 from dpscaffold.data.tables.cells import toml_key, toml_text, written
 from dpscaffold.data.tables.dialect import AUTO, found_in
 from dpscaffold.data.tables.source import listed_by_value
-from dpscaffold.errors import BadInput
 from dpscaffold.federation.roster import FEW_USERS
-from dpscaffold.federation.schema import Kind, Target, kind_of
+from dpscaffold.federation.schema import Kind, Target
 from dpscaffold.privacy.gaussian import gaussian_epsilon, gaussian_multiplier
 from dpscaffold.privacy.showing import round_up
 
@@ -30,10 +24,6 @@ from dpscaffold.privacy.showing import round_up
 MOST_NORM = 3.0
 #: Where no column names a site, records are partitioned among this many.
 MOST_RANDOM_SITES = 10
-#: Columns from which on the direction of a row tells the class, and its norm little.
-MANY_COLUMNS = 20
-#: Columns are of one scale where no deviation is larger than this many times the median.
-ONE_SCALE = 10.0
 #: A site is named where its noise would be more than this share of all sites' together.
 DOMINATES = 0.5
 
@@ -55,42 +45,6 @@ def standardised(norm: float) -> list[str]:
         '# say how to protect them ("Preprocessing and privacy"). Long rows are scaled down.',
         f'preprocess = ["standardise", "clip-norm:{norm:g}"]',
     ]
-
-
-def array_steps(features: np.ndarray, release: bool) -> tuple[list[str], float]:
-    """The preparation of arrays, and the norm of a row after it. Columns of one scale are not
-    standardised: that would stretch columns that carry little, and noise is added per unit of
-    norm."""
-    columns = int(np.prod(features.shape[1:]))
-    rows = features.reshape(len(features), columns)
-    if columns >= MANY_COLUMNS and one_scale(rows):
-        long = float(np.median(np.linalg.norm(rows.astype(np.float32), axis=1))) >= MOST_NORM
-        why = "# The columns have one scale: no statistic is needed, and none is computed from the"
-        step, norm = (f"clip-norm:{MOST_NORM:g}", MOST_NORM) if long else ("unit-norm", 1.0)
-        return [why, '# records ("Preprocessing and privacy").', f'preprocess = ["{step}"]'], norm
-    if columns < MANY_COLUMNS and _bounded(rows):
-        norm = float(f"{columns**0.5:.3g}")
-        why = "# Values are in [-1, 1], so no row is longer: nothing is computed from the records,"
-        steps = f'preprocess = ["clip-norm:{norm:g}"]'
-        return [why, "# and how large a row is stays.", steps], norm
-    norm = row_norm(columns)
-    return _public_steps(norm) if release else standardised(norm), norm
-
-
-def _bounded(rows: np.ndarray) -> bool:
-    """Whether all values are in [−1, 1]."""
-    return rows.dtype.kind in "iufb" and bool((np.abs(rows) <= 1).all())
-
-
-def one_scale(rows: np.ndarray) -> bool:
-    """Whether columns are bytes (pixels), bounded, or have deviations of a similar size, as
-    principal components do."""
-    if rows.dtype == np.uint8 or _bounded(rows):
-        return True
-    if rows.dtype.kind not in "iuf" or not np.isfinite(rows).all():
-        return False
-    deviations = rows.std(axis=0, dtype=np.float64)
-    return bool(deviations.max() <= ONE_SCALE * np.median(deviations))
 
 
 def run_lines(
@@ -239,61 +193,6 @@ def draft(found: TableProfile, epsilon: float, release: bool = False) -> str:
 
 _DRAFTED = "drafted = true  # the privacy statement says that init looked at the records"
 _RELEASE = "release = true  # what would be outside the guarantee is refused"
-
-
-def draft_arrays(path: Path, epsilon: float, release: bool = False) -> str:
-    """The configuration of an ``.npz`` file with features, labels and perhaps users; for a
-    ``release`` with blanks for what must be public."""
-    arrays = npz_arrays(path)
-    labels, users = arrays.get("labels"), arrays.get("users")
-    if labels is None or "features" not in arrays:
-        raise BadInput(
-            "unknown-array",
-            f"{path} holds {', '.join(arrays) or 'nothing'}; it needs arrays 'features' and "
-            f"'labels'",
-        )
-    target: Target | Kind = "class"
-    if labels.ndim == 2:
-        target = "labels"
-    elif labels.dtype.kind in "iuf" and np.isfinite(labels).all() and is_measured(labels):
-        low, high = rounded_range(labels)
-        target = Target("number", low=low, high=high)
-    if users is not None and len(_sizes(users)) < 2:
-        raise BadInput(
-            "too-few-users",
-            f"{path} names {len(_sizes(users))} user; federated training needs two or more",
-        )
-    if labels.ndim == 1 and len(np.unique(labels)) < 2:
-        raise BadInput(
-            "single-class", f"{path}: labels hold a single value, so there is nothing to learn"
-        )
-    lines = [HEAD, *([BLANKS] if release else []), "[data]", _DRAFTED, 'source = "npz"']
-    lines.append(f"path = {toml_text(path.as_posix())}")
-    if isinstance(target, Target):
-        lines += _target(target, release)
-    if target == "labels":
-        lines.append('target = "labels"  # a column of 0 and 1 for each label')
-    if users is None:
-        users_line = f"users = {len(random_sizes(len(labels)))}"
-        lines += [
-            f"{users_line}  # the file names none: partitioned at random",
-            *_SPLIT,
-        ]
-    else:
-        lines.append('partition = "natural"  # the file names the user of each record')
-    read_npz(path, target)  # what train would refuse is refused before anything is written
-    sizes = random_sizes(len(labels)) if users is None else _sizes(users)
-    steps, norm = array_steps(arrays["features"], release)
-    lines += steps
-    lines += run_lines(sizes, kind_of(target), norm, labels[0].size, epsilon)
-    lines += [_RELEASE] if release else []
-    return "\n".join(lines) + "\n"
-
-
-def _sizes(users: np.ndarray) -> dict[str, int]:
-    """The records of every user."""
-    names, counts = np.unique(users, return_counts=True)
-    return dict(zip(map(str, names), map(int, counts), strict=True))
 
 
 _SPLIT = ['partition = "similarity"', "similarity = 100.0  # all users alike"]
@@ -519,14 +418,3 @@ def _public_norm(found: TableProfile) -> float:
     a number a third on average, as if all were equally likely."""
     coded, numbers = len(found.of("category")), len(found.of("number")) + len(found.of("date"))
     return float(f"{min(MOST_NORM, max(0.5, coded + numbers / 3) ** 0.5):.3g}")
-
-
-def _public_steps(norm: float) -> list[str]:
-    """Steps for arrays, whose columns have no names: with blanks for public statistics."""
-    return [
-        "# One number for all features, or a list with one each.",
-        "preprocess = [",
-        f'  {{ step = "standardise", fit = "public", mean = "{BLANK}", deviation = "{BLANK}" }},',
-        f'  "clip-norm:{norm:g}",',
-        "]",
-    ]

@@ -371,12 +371,18 @@ def kind_of(path: Path) -> Format:
     if not path.exists() and not is_many(path):
         raise BadInput(
             "file-not-found",
-            f"{path} does not exist; name a table, a folder of tables, or an .npz file",
+            f"{path} does not exist; name a table or a folder of tables",
+        )
+    if path.suffix.lower() == ".npz":
+        raise BadInput(
+            "wrong-file-type",
+            f"{path} holds arrays, and init drafts tables; write a configuration with source = "
+            f"'npz' and path = '{path}' under [data]",
         )
     if path.suffix.lower() in OTHERS:
         raise BadInput(
             "wrong-file-type",
-            f"{path} is no .csv, .parquet or .npz file; unpack it, or convert it to one",
+            f"{path} is no .csv or .parquet file; unpack it, or convert it to one",
         )
     return "parquet" if path.suffix.lower() in (".parquet", ".pq") else "csv"
 
