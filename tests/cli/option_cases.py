@@ -232,9 +232,9 @@ MODELS = (
     ),
     Mode(
         "predict",
-        "many files to a folder",
-        "table rows.csv more.csv --out said",
-        acts="--out others; --keep site; --no-probabilities; --module own_net:net; --json",
+        "many files",
+        "table rows.csv more.csv --out said.csv",
+        acts="--out others.csv; --keep site; --no-probabilities; --module own_net:net; --json",
     ),
     Mode(
         "predict",

@@ -116,7 +116,7 @@ BAD = [
     ("train h2", "h2 cannot be read", "did you mean 'h2.toml'?"),
     ("h2.toml", "no such command 'h2.toml'", "--help' shows how to call it"),
     ("data descirbe h2.toml", "no such command 'descirbe'", "did you mean 'describe'?"),
-    ("predict runs/h2 many --out all.xlsx", "--out is all.xlsx", "or a folder"),
+    ("predict runs/h2 many --out all.xlsx", "--out is all.xlsx", "name a .csv or .parquet file"),
     ("predict runs/h2", "missing argument 'DATA...'", "--help' shows how to call it"),
     ("privacy --users ten", "'ten' is not a valid integer", "--help' shows how to call it"),
     ("evaluate runs/h2 h.csv --label readmited", "'readmited'", "did you mean 'readmitted'?"),

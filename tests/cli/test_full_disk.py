@@ -23,7 +23,6 @@ LINES = (
     "report run --out page.html",
     "predict run table.csv --out said.csv",
     "predict run tab*.csv --out said.csv",
-    "predict run tab*.csv --out said",
     "evaluate run table.csv --label ill --figure f.svg",
     "export run --to safetensors --out exported",
     "budget b.jsonl --epsilon 3 --delta 1e-5",

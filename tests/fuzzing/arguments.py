@@ -41,7 +41,7 @@ LINES: tuple[str, ...] = (
     "report run --out page.html",
     "report run",
     "predict run3 table.csv --out said.csv --keep site --probabilities",
-    "predict run3 sites --out said --keep site",
+    "predict run3 sites --out said.csv --keep site",
     "predict run3 sites/*.csv table.csv --out said.parquet --json",
     "evaluate run3 table.csv --label ill --site site --json",
     "evaluate run3 sites --label ill --json",

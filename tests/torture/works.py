@@ -265,9 +265,9 @@ def a_run_on_rows(folder: Path) -> None:
 
 
 def an_old_prediction(folder: Path) -> None:
-    """A folder of predictions that is to be replaced."""
+    """Predictions that are to be replaced."""
     a_run_on_rows(folder)
-    done(folder, ["predict", "rowed", "rows.*", "--out", "answers"])
+    done(folder, ["predict", "rowed", "rows.*", "--out", "replaced.csv"])
 
 
 def an_old_report(folder: Path) -> None:

@@ -24,7 +24,7 @@ RowsArgument = Annotated[
 OutOption = Annotated[
     Path | None,
     typer.Option(
-        help="File to write (.csv or .parquet), or a folder with one file per input file. "
+        help="File to write (.csv or .parquet), with a column 'file' if several are read. "
         "Default: print CSV."
     ),
 ]
@@ -56,7 +56,7 @@ def predict_command(
 
     Example: dpscaffold predict runs/clinics new.csv --out predictions.csv
     """
-    from dpscaffold.models.predict import FILE, Answer, is_folder, is_many_files, predict_files
+    from dpscaffold.models.predict import is_many_files, predict_files
 
     if as_json and out is None:
         raise BadInput(
@@ -67,17 +67,13 @@ def predict_command(
     _say_coverage(model)
     kept = [name.strip() for name in keep.split(",") if name.strip()]
     target = sys.stdout.buffer if out is None else out
-    columns = Answer(model, tuple(kept), probabilities).shape().names
     rows = data[0] if len(data) == 1 else data
-    many = is_many_files(rows)
     done = predict_files(model, rows, target, kept, probabilities)
     if as_json and out is not None:
-        folder = many and is_folder(out)
-        columns = [FILE, *columns] if many and not folder else columns
-        said = {"folder" if folder else "file": str(out)} | _counted(done) | {"columns": columns}
-        typer.echo(json.dumps(said | _by_file(done), indent=2))
+        said = {"file": str(out)} | _counted(done) | {"columns": done.columns} | _by_file(done)
+        typer.echo(json.dumps(said, indent=2))
     else:
-        _report(done, out, many)
+        _report(done, out, is_many_files(rows))
 
 
 def _say_coverage(model: Model) -> None:
@@ -108,12 +104,7 @@ def _report(done: FilesPredicted, out: Path | None, many: bool) -> None:
 
 def _by_file(done: FilesPredicted) -> dict[str, Any]:
     """The JSON of each file."""
-    files = [
-        {"file": file.name}
-        | ({} if file.out is None else {"out": str(file.out)})
-        | _counted(file.predicted)
-        for file in done.files
-    ]
+    files = [{"file": file.name} | _counted(file.predicted) for file in done.files]
     return {"files": files, "skipped": done.skipped, "notes": done.notes}
 
 
