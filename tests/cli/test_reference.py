@@ -254,7 +254,6 @@ FURTHER = {
         "epsilon": {"fit": "private", "norm_bound": 1.0, "delta": 1e-6},
         "delta": {"fit": "private", "norm_bound": 1.0, "epsilon": 0.1},
         "entropy": {"fit": "private", "norm_bound": 1.0, "noise": 20.0},
-        "fit": {"statistics": "public.npz"},
         "mean": {"fit": "public"},
         "deviation": {"fit": "public", "mean": 0.5},
     },

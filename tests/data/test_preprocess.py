@@ -98,11 +98,11 @@ def test_large_offsets_do_not_spoil_the_deviation() -> None:
 def test_public_statistics(federation: Federation, tmp_path: Path) -> None:
     mean, deviation = np.arange(8.0), np.full(8, 2.0)
     components = np.eye(8)[:2]
-    np.savez(tmp_path / "public.npz", mean=mean, deviation=deviation, components=components)
+    np.savez(tmp_path / "public.npz", components=components)
     done = preprocess(
         federation,
         [
-            {"step": "standardise", "fit": "public", "statistics": str(tmp_path / "public.npz")},
+            {"step": "standardise", "fit": "public", "mean": [*mean], "deviation": [*deviation]},
             {
                 "step": "pca",
                 "components": 2,
@@ -153,7 +153,18 @@ def test_sentences_name_what_each_step_was_fitted_on(federation: Federation) -> 
         ([{"step": "centre", "mean": 0.1}], "not-applicable: fit = 'public'"),
         ([{"step": "centre", "fit": "public"}], "missing-statistic"),
         ([{"step": "centre", "fit": "public", "mean": [1.0, 2.0]}], "wrong-shape"),
-        ([{"step": "centre", "fit": "public", "statistics": "nowhere.npz"}], "file-unreadable"),
+        (["centre", {"step": "pca", "components": 1, "fit": "public"}], "missing-statistic"),
+        (
+            ["centre", {"step": "pca", "components": 1, "statistics": "a.npz"}],
+            "not-applicable: fit = 'public'",
+        ),
+        (
+            [
+                "centre",
+                {"step": "pca", "components": 1, "fit": "public", "statistics": "nowhere.npz"},
+            ],
+            "file-unreadable",
+        ),
         ([{"step": "centre", "fit": "privat"}], "unknown-choice: fit"),
         ([{"step": "centre", "norm": 3}], "unknown-key: norm"),
         ([3], "not-a-table"),

@@ -274,20 +274,21 @@ def leading_components(moments: np.ndarray, count: int) -> np.ndarray:
 
 
 def _given(step: FittedStep) -> dict[str, Any]:
-    """The public statistics: those in the step, and those of its ``.npz`` file."""
-    given: dict[str, Any] = {}
-    if step.statistics:
-        try:
-            with np.load(Path(step.statistics).expanduser(), allow_pickle=False) as file:
-                given = {name: file[name] for name in file.files}
-        except (OSError, ValueError, AttributeError, EOFError) as problem:
-            raise BadInput(
-                "file-unreadable",
-                f"preprocess: statistics file {step.statistics} cannot be read ({problem}); "
-                f"expected a NumPy .npz file",
-            ) from None
-    inline = {name: getattr(step, name, None) for name in ("mean", "deviation")}
-    return given | {name: value for name, value in inline.items() if value is not None}
+    """The public statistics: those in the step, or the components of its ``.npz`` file."""
+    if not isinstance(step, Pca):
+        given = {name: getattr(step, name) for name in step.public}
+        return {name: value for name, value in given.items() if value is not None}
+    if not step.statistics:
+        return {}
+    try:
+        with np.load(Path(step.statistics).expanduser(), allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except (OSError, ValueError, AttributeError, EOFError) as problem:
+        raise BadInput(
+            "file-unreadable",
+            f"preprocess: statistics file {step.statistics} cannot be read ({problem}); "
+            f"expected a NumPy .npz file",
+        ) from None
 
 
 def _squares(rows: np.ndarray) -> np.ndarray:

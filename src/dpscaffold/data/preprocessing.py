@@ -115,7 +115,8 @@ class NoisedStep(StepSettings):
 
     ``unprotected``: the pooled training records of all users, as in the paper, outside the
     guarantee.
-    ``public``: statistics given by the user, here or in the ``.npz`` file ``statistics``.
+    ``public``: statistics given by the user: a mean and a deviation in the step, and components in
+    the ``.npz`` file ``statistics``.
     ``private``: the same pooled sums with rows clipped to the public ``norm_bound`` and Gaussian
     noise of multiplier ``noise`` (or of the multiplier that gives (``epsilon``, ``delta``) for each
     of the step's releases). Its noise is drawn from the data's seed, so that a simulation repeats;
@@ -190,18 +191,17 @@ class NoisedStep(StepSettings):
 class FittedStep(NoisedStep):
     """A step whose statistics may be public."""
 
-    statistics: Annotated[str, BeforeValidator(_as_text)] | None = None
-    """An .npz file with the statistics (fit 'public'). Example: ``"public.npz"``"""
+    #: The keys of its public statistics.
+    public: ClassVar[tuple[str, ...]]
 
     @model_validator(mode="after")
     def _public(self) -> FittedStep:
-        inline = [name for name in ("mean", "deviation") if getattr(self, name, None) is not None]
-        step = getattr(self, "step", "step")
-        if self.fit != "public" and (inline or self.statistics):
+        given = [name for name in self.public if getattr(self, name) is not None]
+        if self.fit != "public" and given:
             raise BadValue(
                 "not-applicable",
-                f"{step}: {(inline or ['statistics'])[0]} belongs to fit = 'public', and fit is "
-                f"'{self.fit}'",
+                f"{getattr(self, 'step', 'step')}: {given[0]} belongs to fit = 'public', and fit "
+                f"is '{self.fit}'",
             )
         return self
 
@@ -209,6 +209,7 @@ class FittedStep(NoisedStep):
 class Centre(FittedStep):
     """The mean subtracted."""
 
+    public: ClassVar[tuple[str, ...]] = ("mean",)
     step: Literal["centre"] = "centre"
     mean: float | list[float] | None = None
     """The mean to subtract: one number, or one per feature (fit 'public'). Example: ``0.5``"""
@@ -221,6 +222,7 @@ class Standardise(FittedStep):
     """
 
     releases: ClassVar[int] = 2
+    public: ClassVar[tuple[str, ...]] = ("mean", "deviation")
     step: Literal["standardise"] = "standardise"
     mean: float | list[float] | None = None
     """The mean to subtract: one number, or one per feature (fit 'public'). Example: ``0.5``"""
@@ -238,9 +240,12 @@ class Pca(FittedStep):
     meant.
     """
 
+    public: ClassVar[tuple[str, ...]] = ("statistics",)
     step: Literal["pca"] = "pca"
     components: int = Field(gt=0)
     """The number of principal components that are kept. Example: ``60``"""
+    statistics: Annotated[str, BeforeValidator(_as_text)] | None = None
+    """An .npz file with the array 'components' (fit 'public'). Example: ``"public.npz"``"""
     uncentred: bool = False
     """Confirms that no centring step is meant before the projection. Example: ``true``"""
 
