@@ -59,14 +59,13 @@ def personalise_command(
     show_personal(compared, out, as_json)
 
 
-def show_personal(compared: SitesCompared, out: Path, as_json: bool, covered: str = "") -> None:
-    """Print the three numbers of one site, where its model is, and what covers it."""
+def show_personal(compared: SitesCompared, out: Path, as_json: bool) -> None:
+    """Print the three numbers of one site, where its model is, and that nothing covers it."""
     from dpscaffold.models.personal import NOT_COVERED
     from dpscaffold.runs.written import plain
 
-    covered = covered or NOT_COVERED
     if as_json:
-        found = {**compared.to_dict(), "model": str(out), "note": covered}
+        found = {**compared.to_dict(), "model": str(out), "note": NOT_COVERED}
         typer.echo(json.dumps(plain(found), indent=2))
         return
     one = compared.sites[0]
@@ -76,7 +75,7 @@ def show_personal(compared: SitesCompared, out: Path, as_json: bool, covered: st
     )
     typer.echo(one.sentence)
     typer.echo(f"personal model: {out}")
-    typer.echo(covered)
+    typer.echo(NOT_COVERED)
 
 
 def parse_strength(text: str) -> Strength:
