@@ -133,8 +133,8 @@ def test_a_local_fit_needs_to_be_clearly_better() -> None:
     first = NearFit(torch.zeros(1), 1.0, torch.tensor([1.0, 2.0, 3.0, 4.0]))
     slightly = NearFit(torch.ones(1), 1.0, torch.tensor([1.5, 1.0, 3.4, 4.0]))
     clearly = NearFit(torch.ones(1), 1.0, torch.tensor([0.5, 1.4, 2.5, 3.4]))
-    assert better_of([first, slightly]).near == 0
-    assert better_of([first, clearly]).near == 1
+    assert better_of([first, slightly]) is first
+    assert better_of([first, clearly]) is clearly
 
 
 def test_a_personal_model_says_that_nothing_covers_it(tmp_path: Path) -> None:

@@ -7,13 +7,13 @@ form for a linear model with the squared loss, cross-validation otherwise.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
+from scipy.optimize import minimize
 from torch import Tensor
-from torch.func import grad_and_value, vmap
 
 from dpscaffold.errors import BadInput
 from dpscaffold.tasks.base import Task
@@ -24,19 +24,14 @@ from dpscaffold.tasks.losses import LOSSES
 STRENGTHS = (math.inf, 100.0, 10.0, 1.0, 0.1, 0.01, 1e-3, 1e-4, 1e-5)
 #: The same for closed forms, where a strength costs almost nothing.
 FINE_STRENGTHS = (math.inf, *(10.0 ** (k / 2) for k in range(4, -11, -1)))
-#: Records up to which every record is held out once; above, a fifth is held out once, unless there
-#: are so few features that all folds take no time (:data:`DOUBLE`).
+#: Records up to which every record is held out once; above, a fifth is held out once.
 MANY, FOLDS = 1000, 5
-#: Steps of the solver, and the pairs of differences that it remembers.
-STEPS, PAIRS = 40, 8
-#: How many standard errors a fit that forgets the common model must be better.
-DOUBT = 0.25
+#: Steps of the solver.
+STEPS = 40
 #: A weaker strength is not tried any more once the held-out loss has risen this often.
 PATIENCE = 2
-#: Numbers of features that are held at once; bounds the memory of many sites.
-HELD = 1 << 25
-#: Numbers of features of a site up to which convex losses are minimised in float64.
-DOUBLE = 1 << 19
+#: How many standard errors a fit that forgets the common model must be better.
+DOUBT = 0.25
 
 
 @dataclass(frozen=True)
@@ -65,13 +60,12 @@ class NearFit:
 
     ``strength`` is λ; ∞ means that the given parameters were best. ``held_out`` is the loss (N,) of
     each record under parameters that were fitted without it; NaN for records that were always
-    fitted. ``near`` is the place of the given parameters among those that were tried.
+    fitted.
     """
 
     params: Tensor
     strength: float
     held_out: Tensor
-    near: int = 0
 
     @property
     def loss(self) -> float:
@@ -112,38 +106,19 @@ def fit_sites(
         )
     if isinstance(task, Linear) and task.loss == LOSSES["squared"]:
         return [_ClosedForm(task, rows, centre).fit(strength) for rows in sites]
-    order = sorted(range(len(sites)), key=lambda k: len(sites[k]))
-    found: dict[int, NearFit] = {}
-    for places in _portions(order, sites):
-        stack = _Stack.of(task, [sites[k] for k in places], centre)
-        found |= zip(places, stack.fits(strength), strict=True)
-    return [found[k] for k in range(len(sites))]
+    return [_Fits(task, rows, centre).fit(strength) for rows in sites]
 
 
 def better_of(fits: Sequence[NearFit]) -> NearFit:
     """The first fit, or a later one where its held-out loss is smaller by more than a quarter of
     the standard error of the difference (:data:`DOUBT`)."""
-    best = 0
-    for place in range(1, len(fits)):
-        gain = fits[best].held_out - fits[place].held_out
+    best, *others = fits
+    for other in others:
+        gain = best.held_out - other.held_out
         gain = gain[gain.isfinite()]
         if len(gain) > 1 and float(gain.mean()) > DOUBT * float(gain.std()) / math.sqrt(len(gain)):
-            best = place
-    return replace(fits[best], near=best)
-
-
-def _portions(order: Sequence[int], sites: Sequence[SiteRows]) -> Iterable[list[int]]:
-    """The sites in groups of similar sizes that fit the memory."""
-    start = 0
-    while start < len(order):
-        stop = start + 1
-        while stop < len(order):
-            numbers = (stop + 1 - start) * sites[order[stop]].features.numel()
-            if numbers > HELD:
-                break
-            stop += 1
-        yield list(order[start:stop])
-        start = stop
+            best = other
+    return best
 
 
 class _ClosedForm:
@@ -197,206 +172,67 @@ class _ClosedForm:
         return self.centre + found
 
 
-@dataclass(frozen=True)
-class _Stack:
-    """Sites side by side, each with its folds: features (S, N, D), labels (S, N), weights of the
-    fitted records (S, F + 1, N), of which the last row is all records, and held-out records
-    (S, F, N)."""
+class _Fits:
+    """Fits of one site by L-BFGS, from strong to weak: each begins where the stronger one ended.
 
-    task: Task
-    features: Tensor
-    labels: Tensor
-    fitted: Tensor
-    held: Tensor
-    sizes: list[int]
-    centre: Tensor
-
-    @classmethod
-    def of(cls, task: Task, sites: Sequence[SiteRows], centre: Tensor) -> _Stack:
-        """Padded to the longest site with records of weight 0."""
-        sizes = [len(rows) for rows in sites]
-        longest = max(sizes)
-        small = max(rows.features.numel() for rows in sites) <= DOUBLE
-        exact = task.convex and small and centre.device.type == "cpu"
-        dtype = torch.float64 if exact else torch.float32
-        pad = [torch.arange(longest).clamp_max(size - 1) for size in sizes]
-        features = torch.stack([r.features[p] for r, p in zip(sites, pad, strict=True)])
-        labels = torch.stack([r.labels[p] for r, p in zip(sites, pad, strict=True)])
-        folds = FOLDS if small or max(sizes) <= MANY else 1
-        held = torch.zeros(len(sites), folds, longest, dtype=torch.bool)
-        real = torch.zeros(len(sites), longest, dtype=torch.bool)
-        for k, size in enumerate(sizes):
-            real[k, :size] = True
-            order = torch.from_numpy(np.random.default_rng(0).permutation(size))
-            for fold, part in enumerate(order.tensor_split(FOLDS)[:folds]):
-                held[k, fold, part] = size > 1
-        fitted = torch.cat([real[:, None] & ~held, real[:, None]], dim=1).to(dtype)
-        fitted /= fitted.sum(2, keepdim=True)
-        numbers = labels.to(dtype) if labels.is_floating_point() else labels
-        made = task.prepare(features.to(dtype))
-        where = centre.device
-        made, numbers = made.to(where), numbers.to(where)
-        return cls(task, made, numbers, fitted.to(where), held.to(where), sizes, centre.to(dtype))
-
-    def fits(self, strength: float | None) -> list[NearFit]:
-        """The fit of each site, for this strength or for the best one."""
-        path = _path_to(strength)
-        sites, folds, _ = self.fitted.shape
-        params = self.centre.expand(sites, folds, -1).clone()
-        best = _Best(sites)
-        for one in path:
-            active = best.active if strength is None else torch.arange(sites)
-            active = active.to(params.device)
-            if one < math.inf and len(active):
-                params[active] = self._solved(active, one, params[active])
-            if strength is None or one == strength:
-                best.add(one, active, self._held_out(params), params[:, -1])
-        return [
-            NearFit(best.params[k].float(), best.strength[k], best.losses[k][:size])
-            for k, size in enumerate(self.sizes)
-        ]
-
-    def _held_out(self, params: Tensor) -> Tensor:
-        """The loss of each record under the fit of its fold, (S, N); NaN for the others."""
-        with torch.no_grad():
-            over_folds = vmap(self.task.losses, in_dims=(0, None, None))
-            losses = vmap(over_folds)(params[:, :-1], self.features, self.labels).double()
-        some = losses.where(self.held, 0.0).sum(1)
-        return some.where(self.held.any(1), math.nan)
-
-    def _solved(self, active: Tensor, strength: float, start: Tensor) -> Tensor:
-        """The minima of some sites and all their folds, from ``start`` (A, F, P)."""
-
-        def objective(w: Tensor, features: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
-            near = 0.5 * strength * (w - self.centre).square().sum()
-            return weight @ self.task.losses(w, features, labels) + near
-
-        each = vmap(vmap(grad_and_value(objective), in_dims=(0, None, None, 0)))
-        given = self.features[active], self.labels[active], self.fitted[active]
-
-        def evaluate(flat: Tensor) -> tuple[Tensor, Tensor]:
-            gradients, values = each(flat.view(start.shape), *given)
-            return values.flatten(), gradients.flatten(0, 1)
-
-        return minimise(evaluate, start.flatten(0, 1)).view(start.shape)
-
-
-def _path_to(strength: float | None) -> tuple[float, ...]:
-    """The strengths to solve for, each from the one before; None: all that are tried."""
-    if strength is None:
-        return STRENGTHS
-    return (*(one for one in STRENGTHS if one > strength), strength)
-
-
-@dataclass
-class _Best:
-    """The best strength of each site so far, and who still improves."""
-
-    sites: int
-    strength: list[float] = field(default_factory=list)
-    losses: list[Tensor] = field(default_factory=list)
-    params: list[Tensor] = field(default_factory=list)
-    risen: list[int] = field(default_factory=list)
-
-    @property
-    def active(self) -> Tensor:
-        """The sites whose held-out loss has not risen too often."""
-        if not self.risen:
-            return torch.arange(self.sites)
-        return torch.tensor([k for k, n in enumerate(self.risen) if n < PATIENCE], dtype=torch.long)
-
-    def add(self, strength: float, active: Tensor, losses: Tensor, params: Tensor) -> None:
-        """What a strength gave; a site without a held-out record keeps the first one."""
-        if not self.risen:
-            self.strength, self.risen = [strength] * self.sites, [0] * self.sites
-            self.losses, self.params = list(losses), list(params.clone())
-            return
-        for k in active.tolist():
-            if float(losses[k].nanmean()) < float(self.losses[k].nanmean()):
-                self.strength[k], self.losses[k] = strength, losses[k]
-                self.params[k], self.risen[k] = params[k].clone(), 0
-            else:
-                self.risen[k] += 1
-
-
-def minimise(
-    evaluate: Callable[[Tensor], tuple[Tensor, Tensor]], start: Tensor, steps: int = STEPS
-) -> Tensor:
-    """Minimise many functions side by side by L-BFGS, from ``start`` (U, P).
-
-    ``evaluate(points)`` gives the values (U,) and the gradients (U, P). No value ever rises: a step
-    that would is halved, and a function whose steps fail stays where it is.
-
-    >>> ends = minimise(lambda x: (x.square().sum(1), 2 * x), torch.ones(2, 3))
-    >>> bool((ends.abs() < 1e-3).all())
-    True
+    ``parts`` are the records that are held out, one set for each fold. Convex losses are minimised
+    in float64 on CPUs.
     """
-    point = start
-    value, gradient = evaluate(point)
-    moves: list[Tensor] = []
-    turns: list[Tensor] = []
-    still = torch.zeros(len(start), dtype=torch.bool, device=start.device)
-    for _ in range(steps):
-        direction = -_two_loops(gradient, moves, turns)
-        slope = (direction * gradient).sum(1)
-        downhill = slope < 0
-        direction = direction.where(downhill[:, None], -gradient)
-        slope = slope.where(downhill, -gradient.square().sum(1))
-        size = torch.ones_like(value)
-        if not moves:
-            size = size / gradient.norm(dim=1).clamp_min(1.0)
-        found, taken = _line_search(evaluate, point, value, direction, slope, size, still)
-        new_value, new_gradient = found
-        new_point = point + taken[:, None] * direction
-        fallen = value - new_value
-        moves, turns = (
-            [*moves, new_point - point][-PAIRS:],
-            [*turns, new_gradient - gradient][-PAIRS:],
-        )
-        still = still | (fallen <= 1e-8 * value.abs().clamp_min(1e-3))
-        point, value, gradient = new_point, new_value, new_gradient
-        if bool(still.all()):
-            break
-    return point
 
+    def __init__(self, task: Task, rows: SiteRows, centre: Tensor) -> None:
+        exact = task.convex and centre.device.type == "cpu"
+        self.task, self.centre = task, centre.double() if exact else centre.float()
+        made = task.prepare(rows.features.to(self.centre.dtype)).to(centre.device)
+        numbers = rows.labels.to(centre.device)
+        if numbers.is_floating_point():
+            numbers = numbers.to(self.centre.dtype)
+        self.rows = SiteRows(made, numbers)
+        order = torch.from_numpy(np.random.default_rng(0).permutation(len(rows)))
+        folds = FOLDS if len(rows) <= MANY else 1
+        self.parts = order.tensor_split(FOLDS)[:folds] if len(rows) > 1 else ()
 
-def _line_search(
-    evaluate: Callable[[Tensor], tuple[Tensor, Tensor]],
-    point: Tensor,
-    value: Tensor,
-    direction: Tensor,
-    slope: Tensor,
-    size: Tensor,
-    still: Tensor,
-) -> tuple[tuple[Tensor, Tensor], Tensor]:
-    """Values and gradients after a step that lowers each value enough, and the steps (U,); 0 where
-    none was found or a function stands still."""
-    size = size.where(~still, 0.0)
-    for _ in range(6):
-        found = evaluate(point + size[:, None] * direction)
-        fine = (found[0] <= value + 1e-4 * size * slope) & found[1].isfinite().all(1)
-        if bool(fine.all()):
-            return found, size
-        size = size.where(fine, 0.5 * size)
-    size = size.where(fine, 0.0)
-    return evaluate(point + size[:, None] * direction), size
+    def fit(self, strength: float | None) -> NearFit:
+        """The parameters for this strength, or for the one of the smallest held-out loss."""
+        if strength is not None:
+            return [*self._path([*(one for one in STRENGTHS if one > strength), strength])][-1]
+        fits = self._path(STRENGTHS if self.parts else STRENGTHS[:1])
+        best, risen = next(fits), 0
+        for found in fits:
+            best, risen = (found, 0) if found.loss < best.loss else (best, risen + 1)
+            if risen == PATIENCE:
+                break
+        return best
 
+    def _path(self, strengths: Sequence[float]) -> Iterator[NearFit]:
+        """A fit for each strength; without the folds' held-out records, and with all records."""
+        every = torch.arange(len(self.rows))
+        kept = [every[~torch.isin(every, part)] for part in self.parts]
+        starts = [self.centre] * (len(kept) + 1)
+        for strength in strengths:
+            if strength < math.inf:
+                fitted = zip([*kept, every], starts, strict=True)
+                starts = [self._solved(self.rows.some(k), strength, w) for k, w in fitted]
+            yield NearFit(starts[-1].float(), strength, self._held_out(starts))
 
-def _two_loops(gradient: Tensor, moves: Sequence[Tensor], turns: Sequence[Tensor]) -> Tensor:
-    """The inverse Hessian of L-BFGS times the gradients, (U, P)."""
-    result = gradient.clone()
-    used = []
-    for move, turn in zip(reversed(moves), reversed(turns), strict=True):
-        curvature = (move * turn).sum(1)
-        good = curvature > 1e-10 * turn.square().sum(1)
-        factor = torch.where(good, 1 / curvature.where(good, 1.0), 0.0)
-        alpha = factor * (move * result).sum(1)
-        result = result - alpha[:, None] * turn
-        used.append((move, turn, factor, alpha))
-    if moves:
-        scale = (moves[-1] * turns[-1]).sum(1) / turns[-1].square().sum(1).clamp_min(1e-30)
-        result = result * scale.where(scale > 0, 1.0)[:, None]
-    for move, turn, factor, alpha in reversed(used):
-        beta = factor * (turn * result).sum(1)
-        result = result + (alpha - beta)[:, None] * move
-    return result
+    def _held_out(self, params: Sequence[Tensor]) -> Tensor:
+        """The loss of each record under the fit of its fold, (N,); NaN for the others."""
+        losses = torch.full((len(self.rows),), math.nan, dtype=torch.float64)
+        for part, w in zip(self.parts, params, strict=False):
+            rows = self.rows.some(part)
+            with torch.no_grad():
+                losses[part] = self.task.losses(w, rows.features, rows.labels).double().cpu()
+        return losses
+
+    def _solved(self, rows: SiteRows, strength: float, start: Tensor) -> Tensor:
+        """The minimum for these records, from ``start`` (P,)."""
+
+        def objective(point: np.ndarray) -> tuple[float, np.ndarray]:
+            w = torch.from_numpy(point).to(self.centre).requires_grad_()
+            near = 0.5 * strength * (w - self.centre).square().sum()
+            value = self.task.losses(w, rows.features, rows.labels).mean() + near
+            (gradient,) = torch.autograd.grad(value, w)
+            return float(value.detach()), gradient.double().cpu().numpy()
+
+        given = start.double().cpu().numpy()
+        end = minimize(objective, given, jac=True, method="L-BFGS-B", options={"maxiter": STEPS})
+        return torch.from_numpy(end.x).to(self.centre) if np.isfinite(end.x).all() else start
