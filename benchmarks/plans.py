@@ -39,7 +39,7 @@ from dpscaffold.atomic import write_text
 from dpscaffold.checks import floor_share
 from dpscaffold.config import Configuration, load
 from dpscaffold.data.loading import load_federation
-from dpscaffold.data.shapes import shape_of
+from dpscaffold.data.preprocessing import HogSettings, Pca, hog_width
 from dpscaffold.paper.cases import Case
 from dpscaffold.paper.definition import experiment
 from dpscaffold.paper.solving import sizes_of
@@ -151,13 +151,34 @@ def case_of(row: str, epsilon: float) -> Case:
     return next(c for c in found if (c.labels["row"], c.labels["column"]) == place)
 
 
+#: (features, classes) of images as they are read.
+IMAGES = {
+    "mnist": (28 * 28, 10),
+    "fashion-mnist": (28 * 28, 10),
+    "emnist47": (28 * 28, 47),
+    "cifar10": (32 * 32 * 3, 10),
+}
+
+
+def shape_of(data: Any) -> tuple[int, int]:
+    """(features, classes) of a row's records as they are trained on."""
+    if data.source == "synthetic":
+        return data.dimension, data.classes
+    features, classes = IMAGES[data.source]
+    for step in data.preprocess:
+        if isinstance(step, Pca):
+            features = step.components
+        elif isinstance(step, HogSettings):
+            features = hog_width(step.shape, step.cell, step.orientations)
+    return features, classes
+
+
 def asked(case: Case) -> tuple[Facts, Goal, Limits, Preset]:
     """What the planner receives for a case: what is public of it (sizes, shape, γ, ε, the task, λ),
     and its T, K and participants as the most that one can afford; no record."""
     data, plan, privacy = case.settings.data, case.settings.plan, case.settings.privacy
-    shape = shape_of(data)
-    assert shape is not None and privacy is not None and isinstance(privacy.epsilon, float)
-    facts = Facts(sizes_of(data), *shape, getattr(data, "similarity", None))
+    assert privacy is not None and isinstance(privacy.epsilon, float)
+    facts = Facts(sizes_of(data), *shape_of(data), getattr(data, "similarity", None))
     limits = Limits(plan.rounds, plan.local_steps, floor_share(plan.user_ratio, facts.users))
     goal = Goal(privacy.epsilon, "server", privacy.delta, "poisson")
     preset = Preset(

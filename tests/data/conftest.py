@@ -8,8 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from dpscaffold.data.sources.idx import write_idx
+from idx_files import write_idx
 
 _ROOT = Path(__file__).parents[2]
 

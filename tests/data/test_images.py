@@ -8,11 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from idx_files import write_idx
 from refusals import refuses
 
 from dpscaffold.data import load_federation
 from dpscaffold.data.sources import catalogue, images
-from dpscaffold.data.sources.idx import read_idx, write_idx
+from dpscaffold.data.sources.idx import read_idx
 
 Maker = Callable[..., Path]
 

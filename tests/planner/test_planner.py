@@ -33,7 +33,7 @@ from dpscaffold.planning import Facts, Goal, Limits
 from dpscaffold.planning.asked import planned_rate
 from dpscaffold.planning.recommendation import Recommendation, default_task, numbers_sent
 from dpscaffold.planning.shape import Shape
-from dpscaffold.planning.surrogate import SurrogateAssumptions, kinds, on_surrogate, surrogate
+from dpscaffold.planning.surrogate import SurrogateAssumptions, SurrogateSetting, kinds, surrogate
 from dpscaffold.planning.trial import CLOSE, Bench, Choice, StepSizeTrial, choose_rates
 from dpscaffold.setting import Setting
 from dpscaffold.tasks import LOSSES
@@ -70,7 +70,7 @@ def test_a_rounds_mean_has_the_noise_of_the_real_run(sizes, ratio, share, steps,
     the paper's 2Cσ_g/b by hand on both sides; and the distance Kη_l of a round is the same."""
     facts = Facts(tuple(sizes), 4, 2)
     real = public(facts, noise, data_ratio=ratio, user_ratio=share, local_steps=steps)
-    small = on_surrogate(real, surrogate(real, facts.guess, 0.5), rate=0.9)
+    small = SurrogateSetting.of(real).on(surrogate(real, facts.guess, 0.5), 0.9)
     batches = [math.floor(ratio * size + 1e-9) for size in sizes]
     variance = sum((2 * 0.7 * noise / b) ** 2 for b in batches) / len(sizes)
     wanted = variance / (steps * math.floor(share * len(sizes) + 1e-9))

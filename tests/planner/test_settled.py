@@ -19,7 +19,7 @@ from dpscaffold.errors import BadInput
 from dpscaffold.federation.roster import Roster
 from dpscaffold.planning.facts import Facts, Limits
 from dpscaffold.planning.recommendation import Goal, recommend
-from dpscaffold.planning.surrogate import on_surrogate, surrogate
+from dpscaffold.planning.surrogate import SurrogateSetting, surrogate
 from dpscaffold.planning.trial import Bench, StepSizeTrial
 from dpscaffold.privacy import bound_for, round_up, statement
 from dpscaffold.report.planning import plan_lines
@@ -220,7 +220,7 @@ def test_a_mean_by_records_has_its_own_noise():
         Plan(rounds=6, local_steps=8, user_ratio=1.0, data_ratio=0.1, weighting="records"),
         Gaussian(0.7, 3.0, "poisson"),
     )
-    small = on_surrogate(real, surrogate(real, facts.guess, 0.5), rate=0.9)
+    small = SurrogateSetting.of(real).on(surrogate(real, facts.guess, 0.5), 0.9)
     wanted = sum((r / sum(sizes) * 2 * 0.7 * 3.0 / math.floor(0.1 * r)) ** 2 for r in sizes) / 8
     assert small.privacy is not None
     got = (2 * 0.7 * small.privacy.noise / int(small.batch_sizes[0])) ** 2

@@ -281,12 +281,9 @@ def test_no_two_losses_share_a_tasks_name():
             loss_named(wrong)
 
 
-def test_scores_become_predictions():
-    """The largest score's class, the sign of one score, or the number itself."""
+def test_scores_become_probabilities():
+    """Most likely is the largest score's class, or what the sign of one score says."""
     scores = torch.tensor([[0.5, 2.0], [-1.0, -3.0]])
-    assert LOSSES["softmax"].predictions(scores).tolist() == [1, 0]
-    assert LOSSES["logistic"].predictions(scores[:, :1]).tolist() == [1, 0]
-    assert LOSSES["squared"].predictions(scores[:, :1]).tolist() == [0.5, -1.0]
     for name in ("softmax", "logistic"):
         chances = LOSSES[name].probabilities(scores[:, : LOSSES[name].outputs(2)])
         torch.testing.assert_close(chances.sum(-1), torch.ones(2))

@@ -11,6 +11,7 @@ import pytest
 import torch
 from refusals import refuses
 from small import federation
+from torch import Tensor
 from typed import done_here
 
 from dpscaffold import (
@@ -36,12 +37,18 @@ from dpscaffold.models.personal import (
     compare_sites,
     split,
 )
+from dpscaffold.tasks import Task
 from dpscaffold.tasks.linear import Linear
 from dpscaffold.tasks.losses import LOSSES
-from dpscaffold.tasks.near import NearFit, SiteRows, better_of, fit_near, fit_sites
+from dpscaffold.tasks.near import NearFit, SiteRows, better_of, fit_sites
 from dpscaffold.training import from_config
 
 SQUARED = Linear(3, 1, LOSSES["squared"])
+
+
+def fit_near(task: Task, rows: SiteRows, centre: Tensor, strength: float | None = None) -> NearFit:
+    """The fit of one site."""
+    return fit_sites(task, [rows], centre, strength)[0]
 
 
 def numbers(count: int, seed: int = 0) -> SiteRows:

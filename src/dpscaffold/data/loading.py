@@ -158,7 +158,7 @@ def _assembled(
     as they will be used; where they cannot be, the raw ones may say why in fewer words."""
     names = names or numbered(parts)
     train, test = partitioned(pool, parts, settings.test_ratio, settings.seed, names)
-    _check_labels(train, names, pool.title, pool.target, settings)
+    _check_labels(train, pool.title, pool.target)
     target, title = pool.target, pool.title
     try:
         fitted = fit(train.features, settings.preprocess, settings.seed)
@@ -358,14 +358,12 @@ def _stream(settings: TabularFile, folder: Path, notify: Notify | None) -> Feder
         preparation=scan.preparation + left_out(settings, gone) + drafted(settings),
         mapped=True,
     )
-    _check_labels(tables[0], names, title, scan.target, settings)
+    _check_labels(tables[0], title, scan.target)
     return federation.validated()
 
 
-def _check_labels(
-    train: Records, names: Sequence[str], title: str, target: Target, settings: Pooled
-) -> None:
-    """Refuse records from which nothing can be learnt, or less than the settings ask for."""
+def _check_labels(train: Records, title: str, target: Target) -> None:
+    """Refuse records from which nothing can be learnt."""
     seen = torch.unique(train.labels)
     if len(seen) < 2 and target.kind == "labels":
         raise BadInput(

@@ -263,11 +263,6 @@ class SurrogateSetting:
         return Setting(stand_in.roster, self.task, algorithm, plan, self.privacy)
 
 
-def on_surrogate(setting: Setting, stand_in: Federation, rate: float, seed: int = 0) -> Setting:
-    """The setting's run on its surrogate (:meth:`SurrogateSetting.on`)."""
-    return SurrogateSetting.of(setting).on(stand_in, rate, seed)
-
-
 def _noised(setting: Setting, shape: Shape, privacy: Gaussian) -> Gaussian:
     """v/(mK) of a round's mean in every coordinate, v = (2Cσ_g/b)² on average over users (with a
     user as unit, (2Cσ_g)²), is that of the real run, divided by κ and multiplied by (c/c')². A mean

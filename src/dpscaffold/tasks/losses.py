@@ -97,15 +97,6 @@ class Loss:
                 f"{self.scores}: make it with {self.scores}",
             )
 
-    def predictions(self, scores: Tensor) -> Tensor:
-        """The class (…,) in int64, or the number, that scores (…, outputs) represent; of several
-        labels 1 for each that holds, (…, labels) in int64."""
-        if self.kind == "number":
-            return scores[..., 0]
-        if self.kind == "labels":
-            return (scores > 0).long()
-        return (scores[..., 0] > 0).long() if self.scores == 1 else scores.argmax(-1)
-
     def probabilities(self, scores: Tensor) -> Tensor:
         """Each class's or label's probability (…, classes) from scores (…, outputs); none for a
         number."""

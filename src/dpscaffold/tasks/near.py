@@ -73,12 +73,15 @@ class NearFit:
         return float(self.held_out.nanmean()) if len(self.held_out) else math.nan
 
 
-def fit_near(task: Task, rows: SiteRows, centre: Tensor, strength: float | None = None) -> NearFit:
-    """Parameters for the records of one site, near ``centre`` (P,).
+def fit_sites(
+    task: Task, sites: Sequence[SiteRows], centre: Tensor, strength: float | None = None
+) -> list[NearFit]:
+    """Parameters for the records of each site, near ``centre`` (P,); no site's fit depends on
+    another's records.
 
     Args:
         task: The model and its loss.
-        rows: The records.
+        sites: The records of each site.
         centre: The parameters to stay near, such as those of the common model; their device does
             the work.
         strength: λ, 0 or more; None chooses it by the loss of records that are held out.
@@ -86,16 +89,9 @@ def fit_near(task: Task, rows: SiteRows, centre: Tensor, strength: float | None 
     >>> from dpscaffold.tasks.losses import LOSSES
     >>> task = Linear(features=1, outputs=1, loss=LOSSES["squared"])
     >>> rows = SiteRows(torch.tensor([[1.0], [-1.0]]), torch.tensor([3.0, -1.0]))
-    >>> fit_near(task, rows, torch.zeros(2), strength=1.0).params.tolist()
+    >>> fit_sites(task, [rows], torch.zeros(2), strength=1.0)[0].params.tolist()
     [1.0, 0.5]
     """
-    return fit_sites(task, [rows], centre, strength)[0]
-
-
-def fit_sites(
-    task: Task, sites: Sequence[SiteRows], centre: Tensor, strength: float | None = None
-) -> list[NearFit]:
-    """As :func:`fit_near` for each of many sites; no site's fit depends on another's records."""
     if not all(map(len, sites)):
         raise BadInput(
             "no-rows", "a personal model is asked for without records; give the site's own rows"
