@@ -260,7 +260,7 @@ def test_the_end_of_a_run_leaves_its_model_at_the_sites(tmp_path):
     world = World(tmp_path, "scaffold", privacy=SECRET, rounds=3, user_ratio=1.0)
     world.enrol()
     world.drive()
-    _, no = world.engine.settle(True, {"epsilon": 1.5}, world.state.output)
+    _, no = world.engine.settle(world.state.output)
     assert not no and world.gap() < 1e-4
     assert torch.equal(world.model("north").params, world.state.output)
 
@@ -269,7 +269,7 @@ def test_slots_stay_at_home(tmp_path):
     world = World(tmp_path, "scaffold", privacy=SECRET, rounds=2, user_ratio=1.0)
     world.enrol()
     world.drive()
-    yes, _ = world.engine.settle(False, {}, None)
+    yes, _ = world.engine.settle(None)
     assert all(not message.vectors for message in yes.values())
 
 
@@ -402,7 +402,7 @@ def test_a_message_that_restored_slots_cannot_do_so_again(tmp_path):
     asked = world.task("north", 3, mirror, acknowledged="a" * 32)
     upload = world.send("north", asked).header["upload"]
     counted = world.count("north")
-    last = {"acknowledged": upload, "over": False, "statement": {}, "seen": 0, "seen_total": 0}
+    last = {"acknowledged": upload, "over": False, "seen": 0, "seen_total": 0}
     settled = ask("settle", world.enrolled.run, "north", last, {}, world.key)
     assert world.reason("north", settled) == ""
     assert world.reason("north", asked) == "state-mismatch"

@@ -492,7 +492,6 @@ JUNK = st.dictionaries(
             "seen_total",
             "heads",
             "over",
-            "statement",
         ]
     ),
     st.none()
@@ -551,7 +550,7 @@ def test_nothing_that_leaves_names_an_error(world, monkeypatch):
 
 def test_every_answer_of_a_run_is_a_code_or_an_upload(world):
     world.drive()
-    world.engine.settle(True, {"epsilon": 1.0}, world.state.output)
+    world.engine.settle(world.state.output)
     allowed = {
         "version kind direction run site nonce status records declared cap uploads commitment "
         "participations total nonce_shown upload round fresh ledger"

@@ -269,7 +269,7 @@ def heard(folder: Path, raw: bytes, declared: int | None = None, **more):
     try:
         world.enrol()
         world.drive()
-        world.engine.settle(True, {}, world.state.output)
+        world.engine.settle(world.state.output)
     except Exception as end:  # a refusal ends the run
         said.append(type(end).__name__)
     for _, answer in world.exchange.answered:

@@ -36,7 +36,7 @@ def own(world):
 
 def acknowledge(world):
     """Every site learns that its last upload arrived."""
-    world.engine.settle(False, {}, None)
+    world.engine.settle(None)
 
 
 @strengths

@@ -88,7 +88,7 @@ def test_it_is_in_no_message(world):
     world.enrol()
     world.drive()
     world.engine._restore |= set(world.names)
-    answers, _ = world.engine.settle(False, {}, None)
+    answers, _ = world.engine.settle(None)
     assert all(not message.vectors for message in answers.values())
     assert set(world.engine._mirrored(world.names[0])) == {"restore.control"}
     vectors = [vector for message in sent for vector in message.vectors.values()]

@@ -84,7 +84,7 @@ def test_a_site_sees_nothing_of_another_but_its_name_and_size(world):
     """All that is sent to east: no message carries anything of north's uploads or policy."""
     world.exchange.sent.clear()
     world.drive()
-    world.engine.settle(True, {}, world.state.output)
+    world.engine.settle(world.state.output)
     told, uploaded = set(), set()
     for name, raw in world.exchange.sent:
         message = unpack(raw)
@@ -106,7 +106,7 @@ def test_a_site_sees_nothing_of_another_but_its_name_and_size(world):
     assert told == {
         *("version", "kind", "direction", "run", "site", "nonce", "seen", "seen_total"),
         *("heads", "plan", "round", "acknowledged", "params", "shared.control"),
-        *("over", "statement", "model.params"),
+        *("over", "model.params"),
     }
 
 

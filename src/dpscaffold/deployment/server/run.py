@@ -26,7 +26,7 @@ from dpscaffold.deployment.protocol.enrolment import (
     tell_draw,
 )
 from dpscaffold.deployment.protocol.exchange import ExchangeStopped
-from dpscaffold.deployment.protocol.messages import Json, digest
+from dpscaffold.deployment.protocol.messages import digest
 from dpscaffold.deployment.server.agreed import Scorer, model_of, seed_of, setting_of, trained
 from dpscaffold.deployment.server.continuing import (
     CONTINUES,
@@ -49,7 +49,7 @@ from dpscaffold.runs.checkpoint import Checkpoint
 from dpscaffold.runs.folder import Identity, RunFolder
 from dpscaffold.runs.history import HistoryRow, MetricValues
 from dpscaffold.runs.summary import Summary
-from dpscaffold.runs.written import plain, to_toml
+from dpscaffold.runs.written import to_toml
 from dpscaffold.setting import Setting
 from dpscaffold.setting.budget import Budget
 from dpscaffold.setting.seeds import Seed
@@ -376,7 +376,7 @@ class DeployedRun(RunDriver):
         self.accounts.write_statement(self.out, said)
         over = ending.how in ("completed", "budget")
         if over:
-            self._settle(state, said)
+            self._settle(state)
         self.out.write_summary(
             Summary(
                 algorithm=self.setting.label,
@@ -406,11 +406,10 @@ class DeployedRun(RunDriver):
             tuple(seen.get(name, 0) for name in self.sites.enrolled.names),
         )
 
-    def _settle(self, state: State, said: Statement) -> None:
+    def _settle(self, state: State) -> None:
         """Give the model to the sites."""
-        final: dict[str, Json] = {"server": plain(said.server.to_json())}
         try:
-            _, reasons = self.sites.settle(True, final, trained(self.setting, state.output)[1])
+            _, reasons = self.sites.settle(trained(self.setting, state.output)[1])
         except ExchangeStopped:
             self.deployment.say("not all sites know that the run is over; --resume tells them")
             return

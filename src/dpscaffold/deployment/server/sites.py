@@ -20,7 +20,6 @@ from torch import Tensor
 from dpscaffold.algorithms import Algorithm, Broadcast, Slots, Upload
 from dpscaffold.deployment.protocol.enrolment import EnrolledRun, SignedExchange, enrol_again
 from dpscaffold.deployment.protocol.messages import (
-    Header,
     Json,
     SignedMessage,
     is_finite,
@@ -241,16 +240,13 @@ class Sites:
         self.acknowledged |= self._applied
         self._applied = {}
 
-    def settle(
-        self, over: bool, statement: Header, model: Tensor | None
-    ) -> tuple[dict[str, SignedMessage], dict[str, str]]:
-        """The last acknowledgement to all; at the end of the run, the model with its statement."""
+    def settle(self, model: Tensor | None) -> tuple[dict[str, SignedMessage], dict[str, str]]:
+        """The last acknowledgement to all, and the model where the run is over."""
         questions = {}
         for name in self.enrolled.names:
             fields: dict[str, Json] = {
                 "acknowledged": self.acknowledged.get(name, ""),
-                "over": over,
-                "statement": dict(statement),
+                "over": model is not None,
             }
             vectors = {} if model is None else {"model.params": as_array(model)}
             if name in self._restore:
