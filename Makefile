@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
-.PHONY: help demo deploy-demo test test-gpu test-all check compare-old lint types doctest docs notebooks torture mutants bench tables fuzz release-check clean
+.PHONY: help demo deploy-demo test test-gpu test-all check compare-old lint types doctest docs notebooks torture mutants random-mistakes bench tables fuzz release-check clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -58,6 +58,9 @@ torture: $(VENV)/.ready-dev  ## the fault campaign: kills, full disks, damaged f
 
 mutants: $(VENV)/.ready-dev  ## plant mistakes one at a time, and see that their tests fail (at most 15 minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/mutants/runner.py
+
+random-mistakes: $(VENV)/.ready-dev  ## plant mistakes at random in each package: the share caught may not be below that of 0.2.0 (an hour)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/mutants/random_mistakes.py
 
 fuzz: $(VENV)/.ready-dev  ## 100,000 mutated configurations, tables and command lines: no traceback
 	PYTHONPATH=tests $(BIN)/python tests/fuzz.py 100000
