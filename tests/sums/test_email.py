@@ -10,7 +10,8 @@ import pytest
 import torch
 from refusals import refuses
 from scipy.stats import kstest, norm
-from statistical.test_noise import ALARM, scale_is, uncorrelated
+from statistical.captured import ALARM, uncorrelated
+from statistical.test_noise import scale_is
 from typer.testing import CliRunner
 
 from dpscaffold import BadInput, load_model
