@@ -48,17 +48,17 @@ from dpscaffold import (
     train,
 )
 from dpscaffold.algorithms import ITERATIVE
+from dpscaffold.errors import BadInput
 from dpscaffold.models import evaluate_files, predict_files
 from dpscaffold.privacy import (
-    BOUNDS,
-    VIEWS,
-    Bound,
+    Adversary,
     Cost,
     Mechanism,
-    PrivacyError,
-    bound_for,
+    Part,
+    adversaries,
     describe,
-    statement,
+    epsilon,
+    state,
 )
 
 #: What was found: digests and numbers, by case and by what they are of.
@@ -204,7 +204,6 @@ CHOICES: dict[str, dict[str, Any]] = {
     "cosine": {"plan.schedule": "cosine", "plan.averaging": "uniform"},
     "optimum": {"task.optimum": True, "task.class_weights": [1.0, 2.0, 0.5]},
     "median clip": {"privacy.clip": "median", "privacy.noise": 2.0},
-    "participations": {"privacy.noise": 2.0, "privacy.max_participations": 2},
     "user epsilon": {"privacy.noise": 2.0, "privacy.user_epsilon": 2.5},
     "target epsilon": {"privacy.noise": 2.0, "privacy.target_epsilon": 1.0},
     "unequal sizes": {"privacy.noise": 2.0, "data.size_spread": 0.5, "plan.weighting": "records"},
@@ -417,7 +416,7 @@ def deployed(folder: Path) -> Found:
 
 
 def settings() -> dict[str, Mechanism]:
-    """Runs such that every bound applies to one of them at least."""
+    """Runs such that every theorem applies to one of them at least."""
     sized = {"rounds": 30, "local_steps": 4, "users": 12, "cohort_size": 5}
     equal = {**sized, "records": 40, "batch_sizes": 8}
     unequal = {
@@ -435,47 +434,39 @@ def settings() -> dict[str, Mechanism]:
         "one step": {**equal, **one_sum, "noise": 1.5},
         "one Poisson step": {**equal, **one_sum, "noise": 1.5, "sampling": "poisson"},
         "user level": {**equal, "noise": 4.0, "unit": "user"},
-        "user level, hidden draw": {
-            **equal,
-            "noise": 4.0,
-            "unit": "user",
-            "delta": 1e-3,
-            "memory": False,
-            "one_sum": True,
-            "hidden_draw": True,
-        },
-        "limited": {**equal, "noise": 3.0, "max_participations": 6},
+        "declining": {**equal, **one_sum, "noise": 3.0, "declines": "a budget of its own"},
         "hardly any noise": {**equal, "noise": 0.1},
         "no noise": {**equal, "noise": 0.0},
     }
     return {name: describe(**keys) for name, keys in given.items()}
 
 
-def epsilon(bound: Bound, about: Mechanism, *args: Any, **more: Any) -> str:
-    """An ε as its repr; where the bound does not apply, that it is refused, without the reason."""
+def accounted(about: Mechanism, who: Adversary, *args: Any, **more: Any) -> str:
+    """An ε as its repr; where there is none, that it is refused, without the reason."""
     try:
-        return repr(bound.epsilon(about, *args, **more))
-    except PrivacyError:
+        return repr(epsilon(about, who, *args, **more))
+    except BadInput:
         return "refused"
 
 
 def figures() -> Found:
-    """All numbers of the statement of every setting; its ε by every bound, at the end and early,
-    with another mechanism and with a round that was run again; and ε towards every view."""
+    """All numbers of the statement of every setting; its ε towards every adversary, at the end and
+    early, given who took part, with another mechanism and with a round that was run again."""
     found: Found = {}
     for name, about in settings().items():
-        parts = found[f"figures | {name}"] = dict(numbers(statement(about), "statement"))
-        for key, bound in BOUNDS.items():
-            parts |= {
-                f"{key} after all rounds": epsilon(bound, about),
-                f"{key} after 7 rounds": epsilon(bound, about, 7),
-                f"{key} with a cost": epsilon(bound, about, costs=(Cost("mean", noise=5.0),)),
-                f"{key} with a repeated round": epsilon(bound, about, repeats=(2,)),
-            }
-        for view, colluders in product((*VIEWS, "paper_third_party"), (1, 2)):
-            quoted = bound_for(about, view, colluders=colluders)
-            parts[f"bound towards {view}, {colluders} colluding"] = quoted.name
-            parts[f"epsilon towards {view}, {colluders} colluding"] = epsilon(quoted, about)
+        said = state([Part(about, about.rounds)])
+        parts = found[f"figures | {name}"] = dict(numbers(said.to_json(), "statement"))
+        again = replace(about, extra=1)
+        for colluders in (1, 2):
+            for who in adversaries(about, colluders).values():
+                key = f"{who.name}, {colluders} colluding"
+                parts |= {
+                    f"{key}, after all rounds": accounted(about, who),
+                    f"{key}, after 7 rounds": accounted(about, who, 7),
+                    f"{key}, after 7 participations": accounted(about, who, times=7),
+                    f"{key}, with a cost": accounted(about, who, costs=(Cost("mean", noise=5.0),)),
+                    f"{key}, with a repeated round": accounted(again, who),
+                }
     return found
 
 

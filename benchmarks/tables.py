@@ -28,7 +28,6 @@ import warnings
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import numpy as np
 import torch
@@ -40,6 +39,7 @@ from dpscaffold import load_model
 from dpscaffold.config import load
 from dpscaffold.data.loading import load_federation
 from dpscaffold.federation.schema import Target
+from dpscaffold.privacy import Statement
 
 RESULTS = Path(__file__).resolve().parent / "results"
 
@@ -172,7 +172,7 @@ def measured(name: str, table: Written, seeds: list[int], epsilon: float, place:
         told = ["--set", f"data.seed={seed}", "--out", str(folder), "-q"]
         seconds, cpu = run(["train", str(config), *told])
         rows = kept(folder)
-        said = json.loads((folder / "privacy.json").read_text())
+        said = Statement.from_json(json.loads((folder / "privacy.json").read_text()), str(folder))
         splits.append(judged(folder, rows, said, seed, seconds, cpu))
     assert rows is not None
     return Found(
@@ -184,10 +184,10 @@ def measured(name: str, table: Written, seeds: list[int], epsilon: float, place:
         float(np.median(rows.sizes)),
         rows.cut[0].shape[1],
         begun,
-        said["server"]["epsilon"],
-        said["server"]["replace_one"],
-        said["third_party"]["epsilon"],
-        said["delta"],
+        said.towards("server").epsilon,
+        said.towards("server").replace_one,
+        said.towards("third_party").epsilon,
+        said.delta,
         tuple(splits),
     )
 
@@ -226,13 +226,13 @@ def kept(folder: Path) -> Rows:
 
 
 def judged(
-    folder: Path, rows: Rows, said: dict[str, Any], seed: int, seconds: float, cpu: float
+    folder: Path, rows: Rows, said: Statement, seed: int, seconds: float, cpu: float
 ) -> Split:
     """The three models on the same test rows."""
     y, truth = rows.labels
     plain, tested = rows.plain
     model, inputs = load_model(folder / "model"), rows.cut[1].astype(np.float32)
-    private = opacus(rows, said["server"]["epsilon"], said["delta"], seed)
+    private = opacus(rows, said.towards("server").epsilon, said.delta, seed)
     if not rows.classes:
         ours = model.predict(inputs, prepared=True).numpy()
         central = LinearRegression().fit(plain, y).predict(tested)

@@ -41,4 +41,4 @@ result = train(
     Gaussian(clip=1.0, noise=4.0),
 )
 print(f"test accuracy {result.final['test_accuracy']:.3f}")
-print(result.privacy["quote"])
+print(result.privacy)

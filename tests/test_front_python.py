@@ -27,6 +27,7 @@ from dpscaffold import (
 from dpscaffold.config import load
 from dpscaffold.data import from_users
 from dpscaffold.data.loading import load_federation
+from dpscaffold.privacy import Statement
 from dpscaffold.setting import Setting
 
 TABLES = {
@@ -147,7 +148,7 @@ def test_a_run_given_by_its_epsilon_keeps_it() -> None:
     data = synthetic(users=6, records=60, dimension=4, classes=3)
     plan = Plan(rounds=4, local_steps=2)
     result = train(data, Logistic(4, 3), scaffold(), plan, Gaussian(clip=1.0, epsilon=3.0))
-    assert 2.9 < result.privacy["server"]["epsilon"] <= 3.0
+    assert 2.9 < result.privacy.towards("server").epsilon <= 3.0
 
 
 @pytest.mark.parametrize(
@@ -169,12 +170,16 @@ def test_values_show_themselves_shortly() -> None:
     data = synthetic(users=6, records=60, dimension=4, classes=3)
     plan = Plan(rounds=4, local_steps=2, evaluate_every=1)
     result = train(data, Logistic(4, 3), fedavg(), plan, Gaussian(clip=1.0, noise=3.0))
-    for value in (data, result, result.model, result.privacy):
+    for value in (data, result, result.model):
         shown = value._repr_html_()
         assert len(repr(value)) < 600, repr(value)
         assert len(shown) < 6000 and shown.startswith("<table>") and "<script" not in shown
+    assert len(repr(result.privacy)) < 600 and "<" not in result.privacy._repr_markdown_()
     assert "DP-FedAvg" in repr(result)
-    assert json.loads(json.dumps(result.privacy.to_json()))["quote"] == repr(result.privacy)
+    assert (
+        Statement.from_json(json.loads(json.dumps(result.privacy.to_json())), "it")
+        == result.privacy
+    )
 
 
 def test_progress_is_shown_when_asked(capfd: pytest.CaptureFixture[str]) -> None:

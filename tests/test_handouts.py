@@ -497,8 +497,8 @@ def a_loss_in_the_statement(patch: pytest.MonkeyPatch) -> None:
     real = in_progress.RunInProgress._finish
 
     def leaky(self: Any, *given: Any) -> Any:
-        found = {"final": self.history[-1]["train_loss"]}
-        stated = replace(self.accounts.statement(), unknown=found)
+        found = self.history[-1]["train_loss"]
+        stated = replace(self.accounts.statement(), by_group=(found,))
         self.accounts.statement = lambda: stated
         return real(self, *given)
 
@@ -518,7 +518,9 @@ def statistics_of_the_records(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Shift, "__init__", leaky)
 
 
-STATED = {"exported.safetensors/privacy.json", "model/privacy.json", "privacy.json"}
+PLACES = ("", "exported.safetensors/", "model/")
+STATED = {f"{place}privacy.{kind}" for place in PLACES for kind in ("json", "md")}
+STATED |= {"page.html", "page.md"}
 WEIGHTS = {"exported.safetensors/model.safetensors", "model/model.safetensors"}
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +20,7 @@ ROOT = Path(dpscaffold.__file__).parent
 SOURCES = {path: path.read_text(encoding="utf-8") for path in sorted(ROOT.rglob("*.py"))}
 
 #: The errors whose first argument is a code.
-CODED = ("BadInput", "BadValue", "NotNumbers", "NotText", "PrivacyError", "Refused")
+CODED = ("BadInput", "BadValue", "NotNumbers", "NotText", "BadInput", "Refused")
 
 
 def module_of(path: Path) -> str:
@@ -83,6 +85,25 @@ def test_privacy_imports_nothing_of_the_rest_but_errors() -> None:
         for target in targets
     }
     assert packages <= {"privacy", "errors"}
+
+
+LOADED = """
+import importlib, pkgutil, sys
+import dpscaffold.privacy as privacy
+for module in pkgutil.iter_modules(privacy.__path__):
+    importlib.import_module(f"dpscaffold.privacy.{module.name}")
+for name in privacy.__all__:
+    getattr(privacy, name)
+print(*sorted(name.partition(".")[0] for name in sys.modules))
+"""
+
+
+def test_privacy_loads_no_library_of_data_or_training() -> None:
+    """A statement can be checked where nothing is trained."""
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED], capture_output=True, text=True, check=True
+    )
+    assert not {"torch", "pandas", "matplotlib", "sklearn"} & set(done.stdout.split())
 
 
 def refusals(source: str) -> Iterator[ast.Call]:

@@ -64,7 +64,7 @@ def test_a_stored_model_says_the_same_as_the_one_that_was_trained(ran: Any) -> N
     assert torch.equal(model.params, result.params)
     assert torch.equal(model.scores(rows), result.model.scores(rows))
     assert model.classes == ("ill", "well") and model.columns == ("pressure", "ward", "rate")
-    assert model.privacy["server"]["epsilon"] == result.privacy["server"]["epsilon"]
+    assert model.privacy.towards("server").epsilon == result.privacy.towards("server").epsilon
     assert (model.origin.label, model.origin.site, model.origin.rounds) == ("outcome", "site", 20)
     assert any("without protection" in text for text in model.unprotected)
 
@@ -218,7 +218,7 @@ def test_a_run_without_privacy_says_so(tmp_path: Path) -> None:
     data = federation()
     plan = Plan(rounds=2, local_steps=2, data_ratio=0.5)
     result = train(data, Logistic(4, 3), fedavg(), plan, out=tmp_path / "r")
-    assert load_model(tmp_path / "r").privacy["guarantee"] is False
+    assert load_model(tmp_path / "r").privacy.guarantee is False
     evaluate = Evaluator(data, Logistic(4, 3), 0.0, torch.device("cpu"))
     accuracies = evaluate.accuracies(load_model(tmp_path / "r").params[None])
     assert accuracies == [result.final["test_accuracy"]]

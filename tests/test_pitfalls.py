@@ -30,11 +30,12 @@ from small import (
     silent,
     uploads,
 )
+from stated import over_draw
 from torch.func import grad, vmap
 from toys import Linear, Quadratic, quadratics, vectors
 
 from dpscaffold.algorithms import ALGORITHMS, ITERATIVE, Server
-from dpscaffold.privacy import RANDOM_PARTICIPATION, Ledger
+from dpscaffold.privacy import Ledger, no_guarantee
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.setting import Setting
 from dpscaffold.setting.gaussian import Gaussian
@@ -345,10 +346,8 @@ def test_the_default_clip_never_looks_at_data():
     The median is asked for by name and gives no guarantee.
     """
     assert isinstance(Gaussian().clip, float)
-    assert RANDOM_PARTICIPATION.applies(setting("fedavg", "logistic", "fixed").describe()) is None
-    assert (
-        RANDOM_PARTICIPATION.applies(setting("fedavg", "logistic", "median").describe()) is not None
-    )
+    assert no_guarantee(setting("fedavg", "logistic", "fixed").describe()) is None
+    assert "median" in no_guarantee(setting("fedavg", "logistic", "median").describe())
 
 
 @each_engine
@@ -446,7 +445,7 @@ def test_sampling_rates_are_not_multiplied():
     truth = brentq(excess, 1e-6, 50)
     step = pld.privacy_loss_distribution.from_gaussian_mechanism(2 * sigma, sampling_prob=ratio)
     multiplied = step.self_compose(steps).get_epsilon_for_delta(delta)
-    stated = RANDOM_PARTICIPATION.epsilon(run.describe(delta=delta))
+    stated = over_draw(run.describe(delta=delta))
     assert multiplied < 0.7 * truth
     assert truth * (1 - 1e-6) <= stated <= 1.02 * truth
 
@@ -464,7 +463,7 @@ def test_what_is_spent_adds_up_over_rounds():
         spent.append(ledger.of(0))
     assert all(after > before for before, after in itertools.pairwise(spent))
     assert ledger.of(3) == 0
-    planned = [RANDOM_PARTICIPATION.epsilon(run, rounds=t) for t in (1, 2, 4)]
+    planned = [over_draw(run, rounds=t) for t in (1, 2, 4)]
     assert planned[0] < planned[1] < planned[2]
 
 

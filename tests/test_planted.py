@@ -11,19 +11,19 @@ from __future__ import annotations
 import ast
 import importlib
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from data import test_preparation
-from privacy import test_composition, test_who_hides_whom
 from scipy.stats import binom
 from statistical import test_secret_noise
 from training import test_crashes, test_release, test_resuming
 
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
-from dpscaffold.privacy import Mechanism, composition
+from dpscaffold.privacy import THIRD_PARTY, adversary, describe, noise_seen
 from dpscaffold.randomness.streams import NoiseStreams
 from dpscaffold.runs import ledger as runledger
 
@@ -41,7 +41,10 @@ def rounds_are_forgotten(monkeypatch):
 
 def declines_are_unknown(monkeypatch):
     """The accountant takes everybody who was drawn to have taken part."""
-    monkeypatch.setattr(Mechanism, "declines", property(lambda self: None))
+    real = adversary._not_hidden_by_others
+    monkeypatch.setattr(
+        adversary, "_not_hidden_by_others", lambda run, who: real(replace(run, declines=None), who)
+    )
 
 
 def no_lock(monkeypatch):
@@ -53,20 +56,20 @@ def no_lock(monkeypatch):
 
 def a_seed_is_a_secret(monkeypatch):
     """A statement that takes seeded noise for noise."""
-    real = STATEMENT.statement
-    from dpscaffold.privacy import adding
+    real = STATEMENT.state
+    from dpscaffold.cli import privacy as command
     from dpscaffold.runs import account as accounts
 
-    def bold(*given, **named):
-        return real(*given, **{**named, "seed_public": False})
+    def bold(parts, facts):
+        return real(parts, replace(facts, seeded=False))
 
-    for module in (accounts, adding):
-        monkeypatch.setattr(module, "statement", bold)
+    for module in (accounts, runledger, command):
+        monkeypatch.setattr(module, "state", bold)
 
 
 def one_seed_for_two_runs(monkeypatch):
     """Runs that share their noise are taken for independent ones."""
-    monkeypatch.setattr(composition, "shared_noise", lambda parts: None)
+    monkeypatch.setattr(STATEMENT, "shared_noise", lambda parts: None)
 
 
 def any_data_will_do(monkeypatch):
@@ -74,8 +77,6 @@ def any_data_will_do(monkeypatch):
     real = Federation.digest
 
     def blind(self):
-        from dataclasses import replace
-
         tables = [replace(t, labels=t.labels.clone().zero_()) for t in (self.train, self.test)]
         return real(replace(self, train=tables[0], test=tables[1]))
 
@@ -95,11 +96,13 @@ def single_precision(monkeypatch):
 
 def words_decide(monkeypatch):
     """Whether a step is harmless is read in its sentence."""
-    monkeypatch.setattr(
-        STATEMENT,
-        "left_open",
-        lambda steps: [s.sentence for s in steps if "no fit" not in s.sentence],
-    )
+    real = STATEMENT._outside
+
+    def trusting(parts, facts, *more):
+        kept = tuple(step for step in facts.preparation if "no fit" not in step.sentence)
+        return real(parts, replace(facts, preparation=kept), *more)
+
+    monkeypatch.setattr(STATEMENT, "_outside", trusting)
 
 
 def crashed(tmp_path):
@@ -125,8 +128,11 @@ def resumed(tmp_path):
 
 
 def declined(tmp_path):
-    declining = test_who_hides_whom.TestDeclining()
-    declining.test_a_run_with_a_budget_per_user_states_random_participation()
+    run = describe(
+        rounds=4, local_steps=1, users=9, cohort_size=3, records=50, batch_sizes=10, noise=4.0,
+        memory=False, one_sum=True, declines="a budget",
+    )  # fmt: skip
+    assert noise_seen(run, THIRD_PARTY).theorem == "1"
 
 
 def told_apart(tmp_path):
@@ -141,7 +147,7 @@ PLANTED = {
     declines_are_unknown: declined,
     no_lock: intruded,
     a_seed_is_a_secret: test_release.test_a_simulation_says_so_before_anything_else,
-    one_seed_for_two_runs: lambda _: test_composition.test_shared_seeds_promise_nothing(),
+    one_seed_for_two_runs: test_release.test_two_runs_of_one_seed_promise_nothing_together,
     any_data_will_do: resumed,
     single_precision: told_apart,
     words_decide: lambda folder: (

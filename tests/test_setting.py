@@ -10,6 +10,7 @@ import pytest
 import torch
 from refusals import refuses
 from small import UNEQUAL, federation, setting
+from stated import over_draw
 from torch import nn
 
 from dpscaffold.algorithms import ITERATIVE, fedprox, with_momentum
@@ -139,7 +140,8 @@ def test_what_is_accounted_is_what_runs(algorithm):
     assert (said.noise, said.clip, said.sampling, said.unit) == (2.0, 0.5, "poisson", "record")
     assert said.memory == run.algorithm.memory
     for user, (size, batch) in enumerate(zip(UNEQUAL, run.batch_sizes.tolist(), strict=True)):
-        assert (said.group_of(user).records, said.group_of(user).batch) == (size, batch)
+        group = said.groups[said.place(user)]
+        assert (group.records, group.batch) == (size, batch)
     assert setting(algorithm).describe() is None
 
 
@@ -184,8 +186,7 @@ def test_a_setting_is_calibrated_to_an_epsilon():
     unequal sizes too; everything else stays."""
     run = setting("scaffold", "logistic", "poisson", federation((90, 40, 300, 55, 70, 120)))
     solved = run.calibrated(1.0)
-    bound = solved.budget.bound(solved.describe())
-    assert 0.98 < bound.epsilon(solved.describe()) <= 1.0
+    assert 0.98 < over_draw(solved.describe()) <= 1.0
     assert solved.privacy == replace(run.privacy, noise=solved.privacy.noise)
     assert (solved.plan, solved.algorithm, solved.roster) == (run.plan, run.algorithm, run.roster)
     with refuses("no-privacy"):
@@ -194,9 +195,9 @@ def test_a_setting_is_calibrated_to_an_epsilon():
 
 def test_the_budget_is_part_of_the_description():
     """Caps and declining reach the accountant from the setting itself."""
-    budget = Budget(delta=1e-4, max_participations=3, user_epsilon=2.0)
+    budget = Budget(delta=1e-4, user_epsilon=2.0)
     said = replace(setting("fedavg", "logistic", "fixed"), budget=budget).describe()
-    assert (said.delta, said.max_participations) == (1e-4, 3) and said.may_decline is not None
+    assert said.delta == 1e-4 and said.declines is not None
 
 
 def test_settings_tell_themselves_apart_in_words():

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from stated import over_draw
 
-from dpscaffold.privacy import RANDOM_PARTICIPATION, Cost, Ledger, describe
+from dpscaffold.privacy import Cost, Ledger, describe
 from dpscaffold.runs.parts import Parts, spent_in_parts
 from dpscaffold.runs.target import EpsilonTarget
 from dpscaffold.setting.budget import Budget
@@ -23,8 +24,8 @@ COSTS = (Cost("a private mean", noise=6.0),)
 ONE, TWO = Parts((4,)), Parts((2, 4))
 
 
-def spent(rounds, repeats=(), costs=()):
-    return RANDOM_PARTICIPATION.epsilon(RUN, rounds, costs, repeats)
+def spent(rounds, again=0, costs=()):
+    return over_draw(RUN, rounds, costs, again)
 
 
 def after_three_rounds():
@@ -38,10 +39,10 @@ def after_three_rounds():
     ("parts", "round", "again", "meant"),
     [
         (ONE, 4, False, spent(4, costs=COSTS)),
-        (ONE, 3, True, spent(3, (1,), COSTS)),
+        (ONE, 3, True, spent(3, 1, COSTS)),
         (TWO, 4, False, spent(2, costs=COSTS) + spent(2)),
-        (TWO, 3, True, spent(2, costs=COSTS) + spent(1, (1,))),
-        (TWO, 2, True, spent(2, (1,), COSTS) + spent(1)),
+        (TWO, 3, True, spent(2, costs=COSTS) + spent(1, 1)),
+        (TWO, 2, True, spent(2, 1, COSTS) + spent(1)),
     ],
 )
 def test_a_round_runs_only_where_all_that_is_spent_by_then_fits(parts, round, again, meant):
@@ -56,10 +57,10 @@ def test_a_round_runs_only_where_all_that_is_spent_by_then_fits(parts, round, ag
 def test_parts_that_have_not_begun_have_spent_nothing():
     asked = []
 
-    def price(part, rounds, repeats):
-        asked.append((part, rounds, repeats))
+    def price(part, rounds, extra):
+        asked.append((part, rounds, extra))
         return 1.0
 
     ledger = after_three_rounds()
     assert spent_in_parts(Parts((2, 3, 9)), ledger, price, 3) == 2.0
-    assert asked == [(0, 2, ()), (1, 1, ())]
+    assert asked == [(0, 2, 0), (1, 1, 0)]

@@ -22,6 +22,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import torch
+from oracle import renyi
 from small import (
     CPU,
     ENGINES,
@@ -60,7 +61,7 @@ from dpscaffold import (
 )
 from dpscaffold.algorithms import Upload
 from dpscaffold.cli import app, main
-from dpscaffold.cli.together import compose
+from dpscaffold.cli.privacy import _of_run, _together
 from dpscaffold.data.sources.catalogue import CATALOGUE, Dataset, Published
 from dpscaffold.data.storage import load
 from dpscaffold.engines import Draw, Simulator, State
@@ -68,18 +69,9 @@ from dpscaffold.engines.participation import participate
 from dpscaffold.engines.participation.steps import Scales, noised_query
 from dpscaffold.federation import Federation
 from dpscaffold.models.export import FORMATS as EXPORT_FORMATS
-from dpscaffold.privacy import (
-    PAPER_THIRD_PARTY,
-    RANDOM_PARTICIPATION_RDP,
-    Ledger,
-    Mechanism,
-    PrivacyError,
-    describe,
-    largest_rounds,
-)
-from dpscaffold.privacy.bound import no_guarantee
-from dpscaffold.privacy.bounds import bound_for
-from dpscaffold.privacy.mechanism import SecureTerms
+from dpscaffold.paper.formula import most_rounds, published
+from dpscaffold.privacy import Ledger, Mechanism, SecureSums, Statement, adversaries, describe
+from dpscaffold.privacy import epsilon as epsilon_against
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.runs.budget_file import BudgetFile
 from dpscaffold.runs.folder import RunFolder
@@ -121,7 +113,7 @@ def _refusing() -> Iterator[None]:
     """Whatever refuses inside, it is one kind of refusal outside."""
     try:
         yield
-    except (BadInput, PrivacyError) as reason:
+    except BadInput as reason:
         raise Refused(reason.code, str(reason)) from reason
 
 
@@ -147,10 +139,8 @@ def _mechanism(
     linear: bool | None = None,
     weighting: Literal["uniform", "records"] = "uniform",
     declines: bool = False,
-    most: int | None = None,
     secure: tuple[int, int] | None = None,
-    voids: int = 0,
-    hidden: bool = False,
+    extra: int = 0,
     louder: Sequence[float] | None = None,
 ) -> Mechanism:
     """T rounds of K noised steps, in each of which m of M users take part.
@@ -172,10 +162,8 @@ def _mechanism(
             what is true of an algorithm with memory or without.
         weighting: Of the mean over participants.
         declines: Whether a drawn user may stay away.
-        most: The most rounds that a user takes part in.
         secure: Colluders and the shortest list, where the server sees only sums.
-        voids: How many attempts at a round may end without a result.
-        hidden: Whether it stays secret who takes part.
+        extra: How many attempts there were beyond the rounds.
         louder: σ_i over σ_g for each user.
     """
     return describe(
@@ -193,31 +181,24 @@ def _mechanism(
         one_sum=not memory if linear is None else linear,
         weighting=weighting,
         delta=delta,
-        max_participations=most,
-        may_decline="users may stay away" if declines else None,
-        hidden_draw=hidden,
-        secure=None if secure is None else SecureTerms(*secure),
-        voids=voids,
+        declines="users may stay away" if declines else None,
+        secure=None if secure is None else SecureSums(*secure),
+        extra=extra,
         louder=louder,
     )
 
 
-def epsilon(
-    view: View, *, repeats: Sequence[int] = (), colluders: int = 1, **numbers: Any
-) -> float:
+def epsilon(view: View, *, colluders: int = 1, **numbers: Any) -> float:
     """ε towards an adversary over the draw of participants, before it is rounded for people.
 
     Args:
         view: Who tries to find out: the server, whoever is given the model, or participants.
-        repeats: How often rounds were run again with fresh noise.
         colluders: How many participants pool what they know.
         numbers: What is run, as in :func:`_mechanism`.
     """
     with _refusing():
         run = _mechanism(**numbers)
-        if reason := no_guarantee(run):
-            raise Refused("no-privacy", reason)
-        return bound_for(run, view, repeats, colluders).epsilon(run, repeats=repeats)
+        return epsilon_against(run, adversaries(run, colluders)[view])
 
 
 def epsilon_given(took_part: Sequence[Sequence[int]], **numbers: Any) -> dict[int, float]:
@@ -235,19 +216,18 @@ def epsilon_given(took_part: Sequence[Sequence[int]], **numbers: Any) -> dict[in
 def published_epsilon(**numbers: Any) -> float:
     """The number that the paper prints, which is no theorem for every loss."""
     with _refusing():
-        return PAPER_THIRD_PARTY.epsilon(_mechanism(**numbers))
+        return published(_mechanism(**numbers))
 
 
 def published_rounds(epsilon: float, **numbers: Any) -> int:
     """The largest T for which the paper's number is at most ε."""
     with _refusing():
-        return largest_rounds(_mechanism(**numbers), epsilon, PAPER_THIRD_PARTY)
+        return most_rounds(_mechanism(**numbers), epsilon)
 
 
 def renyi_epsilon(**numbers: Any) -> float:
     """ε over the draw by Rényi divergences: looser, and computed by other means."""
-    with _refusing():
-        return RANDOM_PARTICIPATION_RDP.epsilon(_mechanism(**numbers))
+    return renyi.renyi_epsilon(_mechanism(**numbers))
 
 
 # --- runs ---------------------------------------------------------------------------------------
@@ -339,28 +319,33 @@ class Stated:
     quotes_given: bool
 
 
+def _stated(said: Statement) -> Stated:
+    views: dict[str, float | None] = {
+        view: said.towards(view).epsilon for view in ("server", "third_party", "participant")
+    }
+    given = said.towards("server").given
+    quoted = said.epsilon
+    return Stated(
+        said.guarantee,
+        said.seeded,
+        said.delta or 0.0,
+        {**views, "given": given},
+        quoted,
+        said.quotes_given,
+    )
+
+
 def spent(folder: Path) -> Stated:
     """What a run folder states to anybody who reads it."""
     with _refusing():
-        said = read_account(folder).statement()
-    views = {view: getattr(said, view).epsilon for view in ("server", "third_party", "participant")}
-    given = said.ledger.epsilon if said.ledger else None
-    quoted = said.quoted.epsilon if said.quoted else None
-    epsilon = {**views, "given": given}
-    return Stated(
-        said.guarantee, said.simulated, said.delta or 0.0, epsilon, quoted, said.quotes_ledger
-    )
+        return _stated(read_account(folder).statement())
 
 
 def spent_together(folders: Sequence[Path], fixed_in_advance: bool) -> Stated:
     """What several runs on the same records state together."""
     with _refusing():
-        said = compose(list(folders), None, fixed_in_advance, False)
-    epsilon = dict(said.epsilon)
-    quoted = None if said.quoted is None else epsilon[said.quoted]
-    epsilon["given"] = epsilon.pop("ledger", None)
-    guarantee = any(value is not None for value in epsilon.values())
-    return Stated(guarantee, said.simulated, said.delta, epsilon, quoted, said.quoted == "ledger")
+        subjects = [_of_run(folder, None) for folder in folders]
+        return _stated(_together(subjects, fixed_in_advance, same_records=False))
 
 
 def open_budget(path: Path, epsilon: float, delta: float) -> None:
@@ -450,22 +435,28 @@ class Written:
     @property
     def rounds(self) -> int:
         """How many rounds it counts."""
-        return self.text["rounds"]
+        return sum(part["rounds"] for part in self.text["parts"])
 
     @property
     def server(self) -> float:
         """ε towards the server over the draw."""
-        return self.text["server"]["epsilon"]
+        return self._server["epsilon"]
 
     @property
     def given(self) -> float:
         """ε given who took part."""
-        return self.text["ledger"]["epsilon"]
+        return self._server["given"]
+
+    @property
+    def _server(self) -> dict[str, Any]:
+        """What is promised towards the server."""
+        return next(one for one in self.text["guarantees"] if one["adversary"] == "server")
 
     @property
     def planned(self) -> float:
         """ε towards the server of the whole plan."""
-        return self.text["planned"]["epsilon"]
+        runs = (Mechanism.from_dict(part["mechanism"]) for part in self.text["parts"])
+        return sum(_epsilon(replace(run, extra=0)) for run in runs)
 
     @property
     def without_journal(self) -> dict[str, Any]:
@@ -485,8 +476,12 @@ def read_statement(text: str) -> Written:
 
 def epsilon_of(stated: Written, rounds: int, repeats: Sequence[int]) -> float:
     """ε towards the server of so many rounds of what a statement describes."""
-    run = Mechanism.from_dict(stated.text["run"])
-    return bound_for(run, "server", repeats).epsilon(run, rounds, repeats=repeats)
+    run = Mechanism.from_dict(stated.text["parts"][0]["mechanism"])
+    return _epsilon(replace(run, extra=sum(repeats)), rounds)
+
+
+def _epsilon(run: Mechanism, rounds: int | None = None) -> float:
+    return epsilon_against(run, adversaries(run)["server"], rounds)
 
 
 def after_metrics(noticed: Callable[[dict[str, object]], None]) -> None:

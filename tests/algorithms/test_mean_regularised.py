@@ -142,8 +142,8 @@ def test_the_statement_has_the_epsilon_of_scaffold():
         train(data, Logistic(4, 3), algorithm, plan, Gaussian(clip=1.0, noise=5.0)).privacy
         for algorithm in (EVERY["scaffold"](), personal("fedavg", 0.5))
     ]
-    assert said[0].server.epsilon == said[1].server.epsilon
-    assert said[0].third_party.epsilon == said[1].third_party.epsilon
+    assert said[0].towards("server").epsilon == said[1].towards("server").epsilon
+    assert said[0].towards("third_party").epsilon == said[1].towards("third_party").epsilon
 
 
 def spread(square: float, noise: float, centre: float, count: float) -> float:

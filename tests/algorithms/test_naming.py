@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from refusals import refuses
+from stated import read
 from typed import done_here
 from typer.testing import CliRunner
 
@@ -94,7 +95,7 @@ def test_every_algorithm_trains_through_toml(name, server, config, tmp_path):
     said = json.loads(done.stdout)
     made = build(name, server)
     assert said["algorithm"] == f"DP-{made.shown}" and said["rounds"] == 3
-    assert said["privacy"]["mechanism"]["memory"] == made.memory
+    assert read(said["privacy"]).run.memory == made.memory
     kept = load(out / "config.toml").algorithm
     assert kept.build() == made
 
@@ -116,7 +117,7 @@ def test_a_new_entry_is_known_everywhere(monkeypatch, config, tmp_path):
     for name in ("newcomer", "fedavg"):
         said = run("privacy", *numbers, "--algorithm", name)
         assert said.exit_code == 0, said.output
-        memories[name] = json.loads(said.stdout)["mechanism"]["memory"]
+        memories[name] = read(json.loads(said.stdout)).run.memory
     assert memories == {"newcomer": True, "fedavg": False}
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from stated import over_draw, spent, written
 from typer.testing import CliRunner
 
 from dpscaffold.algorithms import Local, Upload
@@ -23,9 +24,8 @@ from dpscaffold.engines.participation import steps as steps_module
 from dpscaffold.engines.participation.records import LocalRecords
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
-from dpscaffold.privacy import RANDOM_PARTICIPATION, TradeOff
-from dpscaffold.privacy.laws import random_participation_laws
-from dpscaffold.privacy.queries import step_losses
+from dpscaffold.privacy import SERVER, TradeOff, losses
+from dpscaffold.privacy.loss import participation_losses
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.runs.budget_file import BudgetFile
 from dpscaffold.runs.ledger import read_account
@@ -73,7 +73,7 @@ HONEST = [
     ("algorithm.name=fedavg", "task.kind=mlp"),
     ("algorithm.name=scaffold-warm", "plan.rounds=3", "plan.warm_rounds=1"),
     ("algorithm.name=fedsgd", "plan.local_steps=2", "privacy.secret=true"),
-    ("data.size_spread=0.5", "plan.rounds=4", "privacy.max_participations=2"),
+    ("data.size_spread=0.5", "plan.rounds=4", "privacy.user_epsilon=3"),
 ]
 #: The same parts in other combinations.
 COMBINED = [
@@ -159,7 +159,7 @@ def test_sums_of_several_local_steps_tell_something(config, sampling):
     )
     assert not report.beaten
     for finding in report.findings:
-        assert finding.bound == "random_participation" and finding.proved > 0.1
+        assert finding.bound.startswith("Theorem 1") and finding.proved > 0.1
 
 
 def test_the_server_gets_most_of_the_games_and_of_the_chance_of_error(config, monkeypatch):
@@ -354,7 +354,7 @@ def with_claim(case, laws):
 
 def test_an_account_that_starts_anew_every_round(config):
     case = read_case(config, ["plan.rounds=6"])
-    wrong = with_claim(case, random_participation_laws(case.subject.run, 1))
+    wrong = with_claim(case, losses(case.subject.run, SERVER, 1))
     assert audit(wrong, QUICK, ("server",)).beaten
     assert not audit(case, QUICK, ("server",)).beaten
 
@@ -363,7 +363,7 @@ def test_an_account_that_multiplies_the_rates_and_composes_by_step(config):
     """One draw of a user covers all K steps."""
     setting = ["plan.rounds=1", "plan.local_steps=16", "plan.user_ratio=0.5", "privacy.noise=2"]
     case = read_case(config, [*setting, "plan.data_ratio=1.0"])
-    laws = tuple(law.power(16) for law in step_losses(0.5, 2.0, "fixed"))
+    laws = participation_losses(0.5, 2.0, "fixed", "record", 16)
     limits = replace(QUICK, trials=2500)
     assert audit(with_claim(case, laws), limits, ("server",)).beaten
     assert not audit(case, limits, ("server",)).beaten
@@ -416,15 +416,16 @@ def test_one_run_is_a_run_with_a_ledger_and_a_statement(config, tmp_path):
     account = read_account(tmp_path / "run")
     users, rounds = case.setting.users, played.rounds
     assert rounds == 2 and account.ledger.participations.tolist() == [rounds] * users
-    claimed = RANDOM_PARTICIPATION.epsilon(case.subject.run, rounds)
+    claimed = over_draw(case.subject.run, rounds)
     assert played.spent.epsilon == pytest.approx(claimed, rel=1e-9)
-    assert played.spent.epsilon == account.statement()["quoted"]["epsilon"]
+    assert played.spent.epsilon == account.statement().epsilon
     assert not played.spent.simulated and str(tmp_path / "run") in played.spent.sentence
 
 
 def test_one_run_keeps_the_limits_of_its_setting(config, tmp_path):
     """A user who may take part once takes part once, and is not scored in the second round."""
-    case = read_case(config, [*ONE_RUN, "privacy.max_participations=1"])
+    once = spent(read_case(config, ONE_RUN).subject.run, 1) * 1.01
+    case = read_case(config, [*ONE_RUN, f"privacy.user_epsilon={once}"])
     one_run(case, tmp_path / "run")
     assert read_account(tmp_path / "run").ledger.participations.tolist() == [1] * 6
 
@@ -488,8 +489,8 @@ def test_a_run_folder_is_held_to_its_ledger(config, tmp_path):
     answer = command(tmp_path / "run", "--trials", 120, "--view", "server", "--json")
     assert answer.exit_code == 0, answer.output
     said = json.loads(answer.stdout)
-    stated = json.loads((tmp_path / "run" / "privacy.json").read_text())
-    assert said["findings"][0]["claimed"] == pytest.approx(stated["ledger"]["epsilon"])
+    stated = written(tmp_path / "run")
+    assert said["findings"][0]["claimed"] == pytest.approx(stated.towards("server").given)
     assert said["participations"] == 2
 
 

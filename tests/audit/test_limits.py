@@ -11,7 +11,7 @@ from scipy.stats import beta, binom
 
 from dpscaffold.audit.limits import lower_limit, one_run_epsilon, prove, upper_limit
 from dpscaffold.privacy import TradeOff
-from dpscaffold.privacy.queries import step_losses
+from dpscaffold.privacy.loss import participation_losses
 
 DELTA = 1e-3
 
@@ -26,13 +26,21 @@ def test_limits_are_where_the_binomial_tail_says(count, games):
         assert binom.cdf(count, games, high) == pytest.approx(0.02)
 
 
+def curve_of(noise):
+    """The trade-off of one step that takes every record."""
+    return TradeOff.of(participation_losses(1.0, noise, "fixed", "record", 1))
+
+
 def games(mu, count, rng):
     return rng.normal(mu, 1, (1, count)), rng.normal(0, 1, (1, count))
 
 
 def test_a_proof_is_wrong_no_more_often_than_it_says():
     """On Gaussians of known ε and curve: 120 proofs at 90 %, and they are not idle."""
-    true, curve = gaussian_epsilon(DELTA, 1.0), TradeOff.of(step_losses(1.0, 1.0, "fixed"))
+    true, curve = (
+        gaussian_epsilon(DELTA, 1.0),
+        curve_of(1.0),
+    )
     rng = np.random.default_rng(5)
     found = [prove(*games(1.0, 600, rng), DELTA, 0.9, curve) for _ in range(120)]
     wrong = sum(proof.epsilon > true or proof.curve_beaten for proof in found)
@@ -45,7 +53,7 @@ def test_many_statistics_do_not_make_a_proof_wrong_more_often():
 
     Were the event counted on the games that chose it, nearly every proof would be wrong.
     """
-    curve = TradeOff.of(step_losses(1.0, 1e6, "fixed"))
+    curve = curve_of(1e6)
     rng = np.random.default_rng(9)
     found = [prove(*rng.normal(0, 1, (2, 60, 90)), DELTA, 0.9, curve) for _ in range(16)]
     wrong = sum(proof.epsilon > 1e-4 or proof.curve_beaten for proof in found)
@@ -54,7 +62,7 @@ def test_many_statistics_do_not_make_a_proof_wrong_more_often():
 
 def test_a_little_too_much_is_seen_against_the_curve():
     """Noise a fifth too small is beyond what ε at a small δ can tell from so few games."""
-    curve = TradeOff.of(step_losses(1.0, 1.0, "fixed"))
+    curve = curve_of(1.0)
     rng = np.random.default_rng(6)
     proof = prove(*games(1.25, 8000, rng), 1e-5, 0.99, curve)
     assert proof.curve_beaten and proof.epsilon < gaussian_epsilon(1e-5, 1.0)

@@ -84,97 +84,81 @@ def by_option(text: str) -> dict[str, str]:
 
 RUN = "--users 10 --records 50 --local-steps 1 --user-ratio 0.4 --data-ratio 0.2"
 SIZES = "--users 12; --records 60; --local-steps 2; --user-ratio 0.5; --data-ratio 0.3"
-KIND = "--sampling poisson; --algorithm fedavg; --unit user; --neighbours replace-one"
-DESCRIBED = f"{SIZES}; {KIND}; --rounds 5; --noise 3; --max-participations 2"
+DESCRIBED = f"{SIZES}; --sampling poisson; --algorithm fedavg; --unit user; --rounds 5; --noise 3"
 SEVERAL = "--fixed-in-advance; --same-records"
-ASKED = "--delta 0.001; --view server; --colluders 2"
+ASKED = "--delta 0.001; --colluders 2"
+SOLVED = "--solve rounds; --against participant"
 
 PRIVACY = (
     Mode(
         "privacy",
         "numbers",
-        f"{RUN} --rounds 4 --noise 2 --sampling poisson",
-        acts=f"{SIZES}; --rounds 5; --noise 3; --max-participations 2; --sampling fixed; "
-        f"--algorithm fedavg; --unit user; --neighbours add-remove; {ASKED}; --quote; "
-        "--json",
-        refused=f"{SEVERAL}; --all",
+        f"{RUN} --rounds 4 --noise 2 --algorithm fedavg",
+        acts=f"{SIZES}; --rounds 5; --noise 3; --sampling poisson; --algorithm scaffold; "
+        f"--unit user; {ASKED}; --epsilon 1; --guess 60; --json",
+        refused=f"{SEVERAL}; {SOLVED}",
+    ),
+    Mode(
+        "privacy",
+        "noise from numbers",
+        f"{RUN} --rounds 4 --epsilon 1 --algorithm fedavg",
+        acts=f"{SIZES}; --rounds 5; --sampling poisson; --algorithm scaffold; --unit user; "
+        f"{ASKED}; --epsilon 2; --against participant; --json",
+        refused=f"{SEVERAL}; --guess 60; --noise 3; --solve rounds",
+    ),
+    Mode(
+        "privacy",
+        "rounds from numbers",
+        f"{RUN} --noise 2 --epsilon 3 --solve rounds --algorithm fedavg",
+        acts=f"{SIZES}; --noise 3; --sampling poisson; --algorithm scaffold; --unit user; "
+        f"{ASKED}; --epsilon 2; --against participant; --json",
+        refused=f"{SEVERAL}; --guess 60; --rounds 5; --solve noise",
+        slow=True,
     ),
     Mode(
         "privacy",
         "a configuration",
         "sum.toml",
-        acts=f"{ASKED}; --quote; --json",
-        refused=f"{DESCRIBED}; {SEVERAL}; --all",
+        acts=f"{ASKED}; --epsilon 1; --guess 60; --json",
+        refused=f"{DESCRIBED}; {SEVERAL}; {SOLVED}",
         slow=True,
     ),
     Mode(
         "privacy",
         "a run",
         "sum",
-        acts=f"{ASKED}; --all; --quote; --json",
-        refused=f"{DESCRIBED}; {SEVERAL}",
+        acts=f"{ASKED}; --json",
+        refused=f"{DESCRIBED}; {SEVERAL}; {SOLVED}; --epsilon 1; --guess 60",
     ),
     Mode(
         "privacy",
         "several configurations",
         "sum.toml other.toml",
         acts=f"{ASKED}; --fixed-in-advance; --json",
-        refused=f"{DESCRIBED}; --same-records; --all; --quote",
+        refused=f"{DESCRIBED}; --same-records; {SOLVED}; --epsilon 1; --guess 60",
     ),
     Mode("privacy", "runs of one key", "keyed other", acts="--same-records", whole=False),
     Mode(
         "privacy",
         "nothing promised",
         "plain.toml",
-        acts="--quote; --json",
-        refused=f"{DESCRIBED}; {SEVERAL}; {ASKED}; --all",
+        acts="--json",
+        refused=f"{DESCRIBED}; {SEVERAL}; {ASKED}; {SOLVED}; --epsilon 1; --guess 60",
     ),
     Mode(
         "privacy",
-        "as JSON",
-        "sum --json",
-        refused="--view server; --all; --quote",
-        whole=False,
-    ),
-    Mode("privacy", "a quote", "sum --quote", refused="--view server", whole=False),
-)
-
-CALIBRATE = (
-    Mode(
-        "calibrate",
-        "noise from numbers",
-        f"{RUN} --rounds 4 --epsilon 1 --sampling poisson",
-        acts=f"{SIZES}; --rounds 5; --sampling fixed; --unit user; --neighbours add-remove; "
-        "--algorithm fedavg; --max-participations 2; --epsilon 2; --view third-party; "
-        "--delta 0.001; --json",
-        refused="--guess 60; --noise 3; --colluders 2; --solve table",
+        "a new budget file",
+        "new.jsonl --epsilon 2 --delta 1e-5",
+        acts="--epsilon 3; --delta 1e-6; --json",
+        refused=f"{DESCRIBED}; {SEVERAL}; {SOLVED}; --guess 60; --colluders 2",
     ),
     Mode(
-        "calibrate",
-        "noise towards participants",
-        f"{RUN} --rounds 4 --guess 55 --view participant --algorithm fedavg",
-        acts=f"{SIZES}; --rounds 5; --sampling poisson; --unit user; --neighbours zero-out; "
-        "--max-participations 2; --algorithm scaffold; --guess 60; --view server; "
-        "--colluders 2; --delta 0.001; --json",
-        refused="--noise 3; --epsilon 1; --solve table",
-        slow=True,
-    ),
-    Mode(
-        "calibrate",
-        "rounds from numbers",
-        f"{RUN} --noise 2 --solve rounds --guess 90 --sampling poisson",
-        acts=f"{SIZES}; --noise 3; --sampling fixed; --unit user; --neighbours add-remove; "
-        "--algorithm fedavg; --max-participations 2; --guess 95; "
-        "--view third-party; --solve noise; --delta 0.001; --json",
-        refused="--rounds 5; --epsilon 1; --colluders 2",
-        slow=True,
-    ),
-    Mode(
-        "calibrate",
-        "a configuration",
-        "sum.toml --epsilon 1",
-        acts="--epsilon 2; --view third-party; --solve rounds; --delta 0.001; --json",
-        refused=f"{DESCRIBED}; --guess 60; --colluders 2",
+        "privacy",
+        "a budget file that is there",
+        "budget.jsonl",
+        acts="--json",
+        refused=f"{DESCRIBED}; {SEVERAL}; {SOLVED}; --guess 60; --colluders 2; --epsilon 3; "
+        "--delta 1e-6",
     ),
 )
 
@@ -355,19 +339,6 @@ DATA = (
         refused="--set policy.epsilon=1",
     ),
     Mode("config explain", "a key", "plan.rounds", acts="--json"),
-    Mode(
-        "budget",
-        "a new one",
-        "new.jsonl --epsilon 2 --delta 1e-5",
-        acts="--epsilon 3; --delta 1e-6; --json",
-    ),
-    Mode(
-        "budget",
-        "one that is there",
-        "budget.jsonl",
-        acts="--json",
-        refused="--epsilon 3; --delta 1e-6",
-    ),
 )
 
 LONG = (
@@ -484,16 +455,16 @@ LONG = (
 
 DEPLOYED = (
     Mode(
-        "provision",
+        "provision new",
         "two sites",
         "federation.toml --out made",
         acts="--out other; --with-keys; --json",
     ),
     Mode(
-        "server renew",
+        "provision renew",
         "a federation",
         "--server site/server",
-        acts="--server other; --days 0",
+        acts="--server other; --out other.renewal; --days 0; --coordinator",
     ),
     Mode(
         "server start",
@@ -531,6 +502,13 @@ DEPLOYED = (
     ),
     Mode("site ledger", "a site", "site/one/site.toml", acts="--json"),
     Mode("site recover", "a site", "site/one/site.toml", acts="--yes"),
+    Mode(
+        "site renew",
+        "a site",
+        "notice site/one/site.toml",
+        acts="--yes",
+        first="provision renew --server site/server --out notice",
+    ),
     Mode("site requests", "a site", "site/one/site.toml", acts="--waiting; --json"),
     Mode("site approve", "a run", "7 site/one/site.toml", acts="--yes"),
     Mode("site refuse", "a run", "7 site/one/site.toml", acts="--yes"),
@@ -558,7 +536,7 @@ SUMS = (
 
 #: Files that commands find by themselves.
 SHARED = ("rows.csv", "own_net.py")
-MODES = (*PRIVACY, *CALIBRATE, *TRAIN, *MODELS, *DATA, *LONG, *DEPLOYED, *SUMS)
+MODES = (*PRIVACY, *TRAIN, *MODELS, *DATA, *LONG, *DEPLOYED, *SUMS)
 
 SUM = """
 [data]
@@ -737,7 +715,7 @@ def build(folder: Path) -> None:
             "train number.toml --out number",
             "train sum.toml --set plan.seed= --set privacy.release=true "
             "--set privacy.allow=['unprotected-preprocessing'] --out released",
-            "budget budget.jsonl --epsilon 2 --delta 1e-5",
+            "privacy budget.jsonl --epsilon 2 --delta 1e-5",
             "provision federation.toml --out site --with-keys",
             *(f"sums keys mail.toml --name {name} --out mail/{name}" for name in "ab"),
         ):

@@ -71,7 +71,7 @@ BAD = [
     ("predict runs/nope new.csv", "runs/nope is no folder", "name a run folder of 'dpscaffold"),
     ("train h2.tml", "h2.tml cannot be read", "did you mean 'h2.toml'?"),
     ("train bare.toml", "bare.toml is not valid TOML", 'needs quotes: source = "csv"'),
-    ("train h2.toml --set privacy.delta=1", "privacy.delta is 1.0", "small number such as 1e-6"),
+    ("train h2.toml --set privacy.delta=1", "privacy.delta is 1", "strictly between 0 and 1"),
     ("train h2.toml --set privacy.epsilon=-1", "privacy.epsilon is -1", "give a number above 0"),
     ("train h2.toml --set plan.rounds=ten", "plan.rounds is 'ten'", "give a whole number"),
     (
@@ -95,7 +95,7 @@ BAD = [
         "--out is said.xlsx, and predictions are written as CSV or Parquet",
         "name a .csv or .parquet file",
     ),
-    ("privacy runs/h2 --delta 0", "is 0.0, and it must lie strictly", "1/(10 × all records)"),
+    ("privacy runs/h2 --delta 0", "delta is 0", "strictly between 0 and 1"),
     ("train h2.toml --epsilon 1", "no such option '--epsilon'", "with --set KEY=VALUE"),
     # Their neighbours.
     ("train h2.toml --resmue", "no such option '--resmue'", "did you mean '--resume'?"),
@@ -121,7 +121,7 @@ BAD = [
     ("privacy --users ten", "'ten' is not a valid integer", "--help' shows how to call it"),
     ("evaluate runs/h2 h.csv --label readmited", "'readmited'", "did you mean 'readmitted'?"),
     ("evaluate runs/h2 many", "many/a.csv has no column 'readmitted'", "use 'dpscaffold predict'"),
-    ("calibrate h2.toml --epsilon -1", "epsilon", "above 0"),
+    ("privacy h2.toml --epsilon -1", "epsilon", "above 0"),
 ]
 
 

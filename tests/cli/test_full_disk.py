@@ -25,7 +25,7 @@ LINES = (
     "predict run tab*.csv --out said.csv",
     "evaluate run table.csv --label ill --figure f.svg",
     "export run --to safetensors --out exported",
-    "budget b.jsonl --epsilon 3 --delta 1e-5",
+    "privacy b.jsonl --epsilon 3 --delta 1e-5",
     "data describe c.toml --out f.svg",
     "data prepare c.toml --out stored",
 )

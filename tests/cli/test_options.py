@@ -73,7 +73,8 @@ PASSING = (
 
 def plain(text: str, folder: Path, line: str = "") -> str:
     """A text without what differs from run to run, and without the command line that it quotes."""
-    text = text.replace(str(folder), "HERE").replace(f"dpscaffold {line}", "LINE")
+    text = text.replace(str(folder), "HERE")
+    text = text.replace(f"dpscaffold {line}", "LINE") if line else text
     for pattern, word in PASSING:
         text = re.sub(pattern, word, text)
     return text

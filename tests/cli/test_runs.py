@@ -15,8 +15,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from stated import read, written
 from typed import done_here
 
+from dpscaffold.privacy import round_up
 from dpscaffold.runs.folder import RunFolder
 from dpscaffold.runs.ledger import read_ledger
 
@@ -84,10 +86,9 @@ def test_train_writes_a_whole_run_folder(finished):
         and resolved["data"]["users"] == 10
         and resolved["privacy"]["noise"] == 4.0
     )
-    assert (
-        json.loads((run / "privacy.json").read_text())["server"]["bound"] == "random_participation"
-    )
-    assert "epsilon" in (run / "privacy.md").read_text()
+    said = written(run)
+    assert said.towards("server").theorem == "1"
+    assert round_up(said.epsilon) in (run / "privacy.md").read_text()
 
 
 def test_a_resolved_configuration_gives_the_same_run(finished, tmp_path):
@@ -129,7 +130,7 @@ def test_epsilon_in_place_of_noise(config, tmp_path):
     (tmp_path / "epsilon.toml").write_text(text)
     done = dpscaffold("train", "epsilon.toml", "--out", "run", "--json", folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    spent = json.loads(done.stdout)["privacy"]["server"]["epsilon"]
+    spent = read(json.loads(done.stdout)["privacy"]).epsilon
     assert 0.98 * 0.8 <= spent <= 0.8
 
 
@@ -166,9 +167,9 @@ def test_the_privacy_command_reads_a_run_folder(finished, tmp_path):
     run, printed = finished
     done = dpscaffold("privacy", run, "--json", folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
-    assert said["server"]["epsilon"] == pytest.approx(printed["privacy"]["server"]["epsilon"])
-    assert said["ledger"]["epsilon"] > 0
+    said = read(json.loads(done.stdout))
+    assert said.epsilon == pytest.approx(read(printed["privacy"]).epsilon)
+    assert said.towards("server").given > 0
 
 
 @pytest.mark.slow
@@ -395,18 +396,9 @@ noise = 4.0
     noise = []
     for name, steps in (("plain", ""), ("paid", private)):
         (tmp_path / f"{name}.toml").write_text(text.replace("STEPS", steps))
-        done = dpscaffold(
-            "calibrate",
-            f"{name}.toml",
-            "--epsilon",
-            "1.5",
-            "--view",
-            "server",
-            "--json",
-            folder=tmp_path,
-        )
+        done = dpscaffold("privacy", f"{name}.toml", "--epsilon", "1.5", "--json", folder=tmp_path)
         assert done.returncode == 0, done.stderr
         answer = json.loads(done.stdout)
-        assert answer["epsilon"] <= 1.5
+        assert answer["guarantees"][0]["epsilon"] <= 1.5
         noise.append(answer["noise"])
     assert noise[1] > 1.1 * noise[0]

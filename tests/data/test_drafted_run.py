@@ -14,7 +14,7 @@ from dpscaffold.cli import app
 from dpscaffold.config import parse
 from dpscaffold.data.drafts.draft import loud_site, random_sizes, row_norm, run_lines, standardised
 from dpscaffold.planning.facts import Facts
-from dpscaffold.privacy import statement
+from dpscaffold.privacy import Part, state
 
 HOSPITALS = {"charite": 720, "oslo": 500, "lyon": 400, "lille": 10}
 
@@ -75,9 +75,10 @@ def test_the_epsilon_of_replacing_is_that_of_the_statement(epsilon):
     plan = {**found["plan"], "learning_rate": 0.1}
     settings = parse({"plan": plan, "algorithm": found["algorithm"], "privacy": found["privacy"]})
     roster = Facts.of(users=8, records=80, features=5, classes=2).roster
-    stated = statement(settings.setting(roster).describe())["server"]
-    assert stated["epsilon"] == pytest.approx(epsilon, rel=1e-3)
-    assert shown == pytest.approx(stated["replace_one"], rel=0.06)  # two digits
+    run = settings.setting(roster).describe()
+    said = state([Part(run, run.rounds)]).towards("server")
+    assert said.epsilon == pytest.approx(epsilon, rel=1e-3)
+    assert shown == pytest.approx(said.replace_one, rel=0.06)  # two digits
 
 
 @pytest.mark.parametrize("epsilon", [1e-9, 1e6])

@@ -14,6 +14,7 @@ import pytest
 import torch
 from hospitals import READ_AS, WARDS, rows_of, write
 from refusals import refuses
+from stated import written as statement_in
 from typed import typed
 
 from dpscaffold.data import load_federation, prepare
@@ -261,8 +262,8 @@ def test_thirty_hospitals_in_two_commands(folder: Path, tmp_path: Path, monkeypa
     code, out, err = typed(monkeypatch, capsys, "train", "sites.toml")
     assert code == 0, err
     assert "site29" in err, "who is left out is named"
-    said = json.loads((tmp_path / "runs" / "sites" / "privacy.json").read_text())
-    assert 0.95 <= said["server"]["epsilon"] <= 1.0
+    said = statement_in(tmp_path / "runs" / "sites")
+    assert 0.95 <= said.towards("server").epsilon <= 1.0
     summary = json.loads((tmp_path / "runs" / "sites" / "summary.json").read_text())
     assert summary["ended"] == "completed" and summary["rounds"] == 100
     code, _, err = typed(monkeypatch, capsys, "init", folder)

@@ -16,7 +16,6 @@ from hypothesis.extra import numpy as hnp
 from refusals import refuses
 
 from dpscaffold import Gaussian, Logistic, Plan, fedavg, synthetic, train
-from dpscaffold.cli.subject import from_folder
 from dpscaffold.data import digits, from_users, load, load_federation, prepare, save
 from dpscaffold.data.prepared import (
     ClipNorm,
@@ -32,6 +31,7 @@ from dpscaffold.data.stored import entries, steps
 from dpscaffold.data.tables.codec import Coding
 from dpscaffold.federation import Federation
 from dpscaffold.privacy import Cost, Remark
+from dpscaffold.runs.ledger import read_account
 
 PIPELINES: list[list[Any]] = [
     ["standardise", "unit-norm"],
@@ -207,13 +207,13 @@ def test_a_column_cannot_talk_its_way_into_the_guarantee(tmp_path: Path, stored:
         Gaussian(clip=1.0, noise=5.0),
         out=tmp_path / "run",
     ).privacy
-    named = [sentence for sentence in said["outside"] if "sex (no fit)" in sentence]
-    assert len(named) == 1 and "outside the guarantee" in named[0]
-    assert not any("unit norm" in sentence for sentence in said["outside"])
-    page = (tmp_path / "run" / "privacy.md").read_text().split("## Outside the guarantee")[1]
+    outside = [sentence for _, sentence in said.outside]
+    assert len([sentence for sentence in outside if "sex (no fit)" in sentence]) == 1
+    assert not any("unit norm" in sentence for sentence in outside)
+    page = (tmp_path / "run" / "privacy.md").read_text().split("**Not covered:**")[1]
     assert "sex (no fit)" in page
     # The folder alone says the same.
-    remarks = from_folder(tmp_path / "run").preparation
+    remarks = read_account(tmp_path / "run").preparation
     said_of = [step.protection for step in remarks if "sex (no fit)" in step.sentence]
     assert said_of == ["unprotected"]
 

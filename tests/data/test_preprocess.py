@@ -122,10 +122,8 @@ def test_public_statistics(federation: Federation, tmp_path: Path) -> None:
 
 def test_sentences_name_what_each_step_was_fitted_on(federation: Federation) -> None:
     done = preprocess(federation, ["standardise", "unit-norm"])
-    assert (
-        "outside the guarantee" in done.preprocessing[0]
-        and "training records" in done.preprocessing[0]
-    )
+    assert "all users' training records without protection" in done.preprocessing[0]
+    assert done.preparation[0].protection == "unprotected"
     assert "no fit" in done.preprocessing[1] and not any(step.cost for step in done.preparation)
 
 

@@ -29,7 +29,7 @@ from dpscaffold.data.private import (
     sum_sensitivity,
 )
 from dpscaffold.federation import Federation
-from dpscaffold.privacy.gaussian import gaussian_delta, gaussian_multiplier
+from dpscaffold.privacy.solve import gaussian_delta, gaussian_multiplier
 from dpscaffold.randomness.csprng import CipherStream
 
 BAND = 0.02

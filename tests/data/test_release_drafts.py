@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from refusals import refuses
+from stated import written
 from typer.testing import CliRunner
 
 from dpscaffold import Gaussian, Logistic, Model, Plan, fedavg, load_model, train
@@ -20,6 +21,7 @@ from dpscaffold.data.loading import one_scale
 from dpscaffold.data.prepared import Ranges, UnitNorm
 from dpscaffold.errors import BadInput
 from dpscaffold.models import predict_files
+from dpscaffold.privacy import Statement
 
 SHORT = ["--set", "plan.rounds=2", "--set", "plan.learning_rate=0.1", "-q"]
 
@@ -78,12 +80,11 @@ def test_a_filled_draft_is_released_as_it_is(tmp_path: Path, monkeypatch) -> Non
     filled(Path("t.toml"), **FILLED)
     code, said = command("train", "t.toml", "--set", "privacy.release=true", "--out", "r", *SHORT)
     assert code == 0, said
-    stated = json.loads(Path("r/privacy.json").read_text())
-    assert stated["guarantee"] and not stated["simulated"]
-    assert not any(
-        "read from the data" in line or "without prot" in line for line in stated["outside"]
-    )
-    assert any("drafted from the records" in line for line in stated["outside"])
+    stated = written(Path("r"))
+    assert stated.guarantee and not stated.seeded
+    outside = [words for _, words in stated.outside]
+    assert not any("read from the data" in line or "without prot" in line for line in outside)
+    assert any("drafted from the records" in line for line in outside)
     assert load_model("r").unprotected == ()
     words = ["export", "r", "--to", "safetensors", "--out", "m", "--only-protected"]
     assert command(*words)[0] == 0
@@ -125,12 +126,15 @@ def names_the_draft(run: str) -> set[bool]:
     """Whether the statement, both forms of the report and the short answer name the draft."""
     sentence = "The configuration was drafted from the records"
     assert command("report", run, "--out", "page.html")[0] == 0
-    stated = json.loads(command("privacy", run, "--json")[1])
+    told = Statement.from_json(json.loads(command("privacy", run, "--json")[1]), run)
     return {
-        *(sentence in " ".join(said["outside"]) for said in (stated, load_model(run).privacy)),
+        *(
+            sentence in " ".join(words for _, words in said.outside)
+            for said in (told, load_model(run).privacy)
+        ),
         sentence in " ".join(Path("page.md").read_text().split()),
         sentence in " ".join(Path("page.html").read_text().split()),
-        "the drafted configuration" in " ".join(command("privacy", run)[1].split()),
+        sentence in " ".join(command("privacy", run)[1].split()),
     }
 
 
@@ -167,7 +171,7 @@ def test_prepared_data_and_runs_without_a_folder_remember_the_draft(tmp_path, mo
             plan,
             Gaussian(noise=9.0),
         ).privacy
-        assert any("drafted from the records" in line for line in said["outside"])
+        assert any("drafted from the records" in line for _, line in said.outside)
 
 
 def test_a_filled_draft_of_a_number_is_released(tmp_path: Path, monkeypatch) -> None:
@@ -181,7 +185,7 @@ def test_a_filled_draft_of_a_number_is_released(tmp_path: Path, monkeypatch) -> 
     filled(Path("t.toml"), **{k: v for k, v in FILLED.items() if k != "classes"})
     code, said = command("train", "t.toml", "--out", "r", *SHORT)  # the file itself says release
     assert code == 0, said
-    assert not json.loads(Path("r/privacy.json").read_text())["simulated"]
+    assert not written(Path("r")).seeded
 
 
 def test_a_release_refuses_all_at_once_and_says_what_to_write(tmp_path: Path, monkeypatch) -> None:

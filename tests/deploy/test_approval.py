@@ -125,19 +125,6 @@ def test_a_lost_or_damaged_request_is_no_yes(world):
     assert not world.count("north")
 
 
-def test_a_damaged_request_keeps_nobody_from_deciding_on_others(world):
-    refused_offer(world, "awaiting-approval")
-    (request,) = requests(world).all()
-    path = requests(world).state / "requests" / f"{'9' * 32}.json"
-    for damage in ("{", request.to_json()):  # not whole, and a copy under another name
-        path.write_text(damage)
-        with refuses("state-damaged"):
-            chosen(requests(world), "9")
-        assert say(world, "refused").run == request.run
-        assert say(world, "approved").decision == "approved"
-        assert path.read_text() == damage
-
-
 def test_requests_that_wait_are_bounded(world, monkeypatch):
     monkeypatch.setattr("dpscaffold.deployment.site.approval.MOST_WAITING", 2)
     for _ in range(4):

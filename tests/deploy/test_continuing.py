@@ -14,6 +14,7 @@ from deploy.world import World, largest_gap, memories_of
 from in_memory import Crash, Delivery
 from refusals import refuses
 from small import Driven, federation, simulator
+from stated import at_most, spent
 from typer.testing import CliRunner
 
 from dpscaffold.cli import app
@@ -23,8 +24,7 @@ from dpscaffold.deployment.server.continuing import read_counts
 from dpscaffold.deployment.site.approval import request_lines
 from dpscaffold.deployment.site.operation import _run_line, ledger_lines
 from dpscaffold.deployment.site.recovery import recover
-from dpscaffold.privacy.bounds import CAP
-from dpscaffold.privacy.ledger import spent
+from dpscaffold.privacy import Statement
 from dpscaffold.runs.folder import RunFolder
 from dpscaffold.runs.ledger import read_account
 from dpscaffold.setting.budget import Budget
@@ -244,22 +244,22 @@ def test_the_statement_counts_both_folders(joined):
     assert first.run.users == 3 and second.run.users == 4
     # Each part by itself: all rounds that the first one planned, and those of the second.
     alone = [part.run for part in account.parts]
-    sums = sum(CAP.epsilon(run, rounds) for run, rounds in zip(alone, (ROUNDS, 3), strict=True))
+    sums = sum(at_most(run, rounds) for run, rounds in zip(alone, (ROUNDS, 3), strict=True))
     said, delta = served.statement, alone[0].delta + alone[1].delta
     assert said.delta == pytest.approx(delta)
     cap = max(entry for entry in joined_caps(joined))
-    worst = max(CAP.epsilon(replace(run, rounds=cap, delta=delta), cap) for run in alone)
-    assert said.server.epsilon == pytest.approx(min(sums, worst)) and said.server.bound == "cap"
+    worst = max(at_most(replace(run, rounds=cap, delta=delta), cap) for run in alone)
+    server = said.towards("server")
+    assert server.epsilon == pytest.approx(min(sums, worst)) and server.theorem == "cap"
     # No site has spent more, by its own exact count at this delta.
     for user, name in enumerate(joined.world.names):
         run = replace(second.run, delta=delta, rounds=9)
         used = joined.entry(name, joined.second).used
-        assert spent(run, used, run.group_of(user)) <= said.server.epsilon
-    assert said.ledger.epsilon == said.quoted_epsilon == said.server.epsilon
-    assert "went on once with other sites" in said.quote and "bound 'cap'" in said.quote
-    assert said.mechanism.users == 4
+        assert spent(run, used, user) <= said.towards("server").epsilon
+    assert server.given == said.epsilon == server.epsilon
+    assert len(said.parts) == 2 and said.run.users == 4
     only = read_account(joined.first).at_delta(delta).statement()
-    assert said.server.epsilon > only.server.epsilon
+    assert said.towards("server").epsilon > only.towards("server").epsilon
 
 
 def joined_caps(joined):
@@ -272,23 +272,24 @@ def test_the_sum_is_stated_where_it_is_smaller(tmp_path):
     joined = Joined(tmp_path, "fedavg", stop=50, rounds=60, user_ratio=0.34).begin()
     said = joined.go_on().statement
     account = read_account(joined.second)
-    assert said.server.bound != "cap" and "sums of its 2 parts" in said.quote
-    assert said.server.epsilon == pytest.approx(sum(one.epsilon["server"] for one in said.parts))
+    server = said.towards("server")
+    assert server.theorem == "sum" and len(said.parts) == 2
+    assert server.epsilon == pytest.approx(sum(one.epsilons["server"] for one in said.parts))
     totals = dict.fromkeys(joined.world.names, 0.0)
     for part, names in zip(account.parts, (joined.early, joined.world.names), strict=True):
         for user, name in enumerate(names):
-            totals[name] += spent(part.run, int(part.participations[user]), part.run.group_of(user))
-    assert said.ledger.epsilon == pytest.approx(max(totals.values()), rel=1e-9)
-    assert said.quoted_epsilon == said.ledger.epsilon
+            totals[name] += spent(part.run, int(part.participations[user]), user)
+    assert server.given == pytest.approx(max(totals.values()), rel=1e-9)
+    assert said.epsilon == server.given
 
 
 def test_every_row_of_the_metrics_counts_the_first_run(joined):
     served = joined.go_on()
-    first = read_account(joined.first).statement().server.epsilon
+    first = read_account(joined.first).statement().towards("server").epsilon
     live = [row["epsilon_server"] for row in served.history]
     assert all(value >= first for value in live) and live == sorted(live)
     status = json.loads((joined.second / "status.json").read_text())
-    assert status["epsilon"] == live[-1] >= served.statement.server.epsilon
+    assert status["epsilon"] == live[-1] >= served.statement.towards("server").epsilon
 
 
 @pytest.mark.parametrize("damage", ["gone", "shortened", "names"])
@@ -310,11 +311,11 @@ def test_the_first_run_cannot_be_left_out(joined, damage):
 def test_the_commands_show_the_total(joined, tmp_path):
     served = joined.go_on()
     said = CliRunner().invoke(app, ["privacy", str(joined.second), "--json"])
-    assert json.loads(said.output)["server"]["epsilon"] == served.statement.server.epsilon
+    stated = Statement.from_json(json.loads(said.output), "the output")
+    assert stated.towards("server").epsilon == served.statement.towards("server").epsilon
     figure = str(tmp_path / "comparison.png")
     for command in (
         ["privacy", str(joined.second)],
-        ["privacy", str(joined.second), "--all"],
         ["privacy", str(joined.second), "--delta", "1e-4"],
         ["report", str(joined.second), "--out", str(tmp_path / "report.html")],
         ["compare", str(joined.first), str(joined.second), "--out", figure],
@@ -341,7 +342,7 @@ def test_a_participation_that_the_first_ledger_missed_is_counted(joined):
     counts = read_counts(joined.second, joined.world.names)
     for name in joined.early:
         assert counts[name] >= joined.entry(name, joined.second).used == 6
-    assert read_account(joined.second).parts[0].repeats  # of the first run, not of its planned rest
+    assert read_account(joined.second).parts[0].extra  # of the first run, not of its planned rest
 
 
 # --- crashes
@@ -875,8 +876,8 @@ def test_there_is_no_cap_where_a_site_grants_twice(joined):
     made.post.totals.clear()
     said = made.run(world.names, False, joined.first).statement
     account = read_account(joined.second)
-    assert account.cap == 0 and said.server.bound != "cap"
-    assert said.ledger.epsilon > account.statement().parts[0].epsilon["server"]
+    assert account.cap == 0 and said.towards("server").theorem != "cap"
+    assert said.towards("server").given > account.statement().parts[0].epsilons["server"]
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from deploy.world import LOOSE, World, largest_gap, memories_of
 from in_memory import Crash, Delivery
 from refusals import refuses
 from small import federation
+from stated import written
 from typer.testing import CliRunner
 
 from dpscaffold import train
@@ -21,13 +22,13 @@ from dpscaffold.cli import app
 from dpscaffold.deployment.protocol.agreement import read_offer
 from dpscaffold.deployment.protocol.exchange import ExchangeStopped
 from dpscaffold.deployment.protocol.messages import new_key
-from dpscaffold.deployment.server.agreed import ABSENT, evaluation_on
+from dpscaffold.deployment.server.agreed import evaluation_on
 from dpscaffold.deployment.server.run import DeployedRun, Deployment
 from dpscaffold.deployment.server.sites import Patience
 from dpscaffold.models.loading import load_model
-from dpscaffold.privacy import AGGREGATE
+from dpscaffold.privacy import THIRD_PARTY, noise_seen
 from dpscaffold.runs.folder import RunFolder
-from dpscaffold.runs.ledger import read_account
+from dpscaffold.runs.ledger import MAY_STAY_AWAY, read_account
 from dpscaffold.setting.budget import Budget
 from dpscaffold.setting.gaussian import Gaussian
 
@@ -45,7 +46,7 @@ def deployment(world, out, budget=None, patience=None, observer=None):
         world.correspondence(),
         RunFolder(out),
         config,
-        budget or (Budget(delta=1e-5, absent=ABSENT) if private else Budget()),
+        budget or (Budget(delta=1e-5, absent=MAY_STAY_AWAY) if private else Budget()),
         patience or Patience(1, 2, 0.0),
         scorer=scorer,
         observer=observer,
@@ -132,7 +133,7 @@ def test_a_server_killed_before_its_checkpoint_counts_the_round_once(tmp_path, m
     deployment(world, tmp_path / "run").run(world.names, resume=True)
     account = read_account(tmp_path / "run")
     assert account.ledger.participations.tolist() == [4, 4, 4]
-    assert account.ledger.repeats == ()
+    assert account.ledger.extra == 0
     # A release after the run that cannot be added must not be left out of its ε.
     (tmp_path / "run" / "joining.json").write_text("{}")
     with refuses("wrong-version"):
@@ -152,7 +153,7 @@ def test_a_fresh_answer_to_a_repeated_round_is_counted_again(tmp_path, monkeypat
     served = deployment(world, tmp_path / "run").run(world.names, False)
     counts = read_account(tmp_path / "run").ledger.participations.tolist()
     assert counts == [4, 5, 4] and world.ledger("north").total == 5
-    assert served.statement["server"] is not None
+    assert served.statement.towards("server").epsilon is not None
 
 
 def test_a_party_may_stay_away_so_the_aggregate_bound_is_refused(tmp_path):
@@ -161,9 +162,10 @@ def test_a_party_may_stay_away_so_the_aggregate_bound_is_refused(tmp_path):
     )
     deployment(world, tmp_path / "run").run(world.names, False)
     run = read_account(tmp_path / "run").ledger.run
-    assert "stay away" in str(AGGREGATE.applies(run))
-    text = (tmp_path / "run" / "privacy.json").read_text()
-    assert '"aggregate"' not in json.dumps(json.loads(text)["third_party"])
+    assert "stay away" in str(noise_seen(run, THIRD_PARTY).not_more)
+    said = written(tmp_path / "run")
+    assert said.towards("third_party").theorem == "1"
+    assert said.towards("third_party").epsilon == said.towards("server").epsilon
 
 
 def test_a_stalled_run_keeps_its_checkpoint_and_goes_on(tmp_path):
@@ -334,7 +336,7 @@ def test_a_run_goes_on_under_a_new_coordinators_key(tmp_path):
 
 def test_a_budget_of_the_servers_own_halts_the_run(tmp_path):
     world = World(tmp_path / "sites", "scaffold", privacy=SECRET, rounds=6, user_ratio=1.0)
-    budget = Budget(delta=1e-5, target_epsilon=0.2, absent=ABSENT)
+    budget = Budget(delta=1e-5, target_epsilon=0.2, absent=MAY_STAY_AWAY)
     served = deployment(world, tmp_path / "run", budget).run(world.names, False)
     assert served.ended == "budget" and 0 < served.state.round < 6
     assert served.history[-1].round == served.state.round  # its last model is evaluated

@@ -152,7 +152,7 @@ def flat_of(result):
 
 
 def test_it_is_scaffold_on_ones_own_module(tmp_path):
-    clients, small = Clients(tmp_path), Gaussian(clip=0.3, noise=0.02)
+    clients, small = Clients(tmp_path), Gaussian(clip=0.3, noise=0.05)
     result = strategy(privacy=small).start(clients)
     wanted, start = by_hand((11, 12), plan(), 0.3), flat_of_module(net())
     moved = float((wanted - start).norm())

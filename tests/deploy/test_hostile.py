@@ -10,6 +10,7 @@ from deploy.world import World, same_bytes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refuses
+from stated import at_most
 
 from dpscaffold.deployment.protocol.enrolment import EnrolledRun, NotEnrolled, begin_with, offer_to
 from dpscaffold.deployment.protocol.messages import (
@@ -27,7 +28,7 @@ from dpscaffold.deployment.protocol.messages import (
     unpack,
 )
 from dpscaffold.deployment.site.file import Policy
-from dpscaffold.privacy import CAP, describe
+from dpscaffold.privacy import describe
 from dpscaffold.setting.gaussian import Gaussian
 
 SECRET = Gaussian(clip=0.7, noise=20.0, secret=True)
@@ -267,7 +268,7 @@ def test_a_stricter_share_of_one_run_lowers_its_cap(world):
 
     def cost(n):
         steps = world.setting.plan.local_steps
-        return CAP.epsilon(
+        return at_most(
             describe(
                 rounds=n,
                 local_steps=steps,

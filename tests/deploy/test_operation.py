@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from deploy.world import OFFERED, TABLE, new_site
 from refusals import refuses
+from stated import at_most
 from typer.testing import CliRunner
 
 from dpscaffold import Gaussian
@@ -21,7 +22,7 @@ from dpscaffold.deployment.site.operation import ledger_of
 from dpscaffold.deployment.site.reading import check_data_table, read_records
 from dpscaffold.deployment.transports import flower
 from dpscaffold.errors import BadInput
-from dpscaffold.privacy import CAP, describe
+from dpscaffold.privacy import describe
 
 flower.require()
 
@@ -97,7 +98,7 @@ def test_the_ledger_quotes_the_cap(site):
     for number in (1, 2, 3):
         ledger.participate("ab" * 16, number)
     shown = ledger_of(site)
-    assert shown["runs"][0]["epsilon_spent"] == pytest.approx(CAP.epsilon(run, 3), rel=1e-9)
+    assert shown["runs"][0]["epsilon_spent"] == pytest.approx(at_most(run, 3), rel=1e-9)
     assert shown["runs"][0]["left"] == 4 and "replace-one" in shown["runs"][0]["neighbours"]
     assert shown["epsilon_left"] == pytest.approx(9.0 - 0.8)
     text = said("site", "ledger", site)
@@ -198,7 +199,7 @@ def test_an_epsilon_is_solved_for_the_sites_public_sizes(tmp_path, sampling):
         delta=1e-5,
         declared_sizes=sampling == "poisson",
     )
-    assert 1.99 < CAP.epsilon(run, 5) <= 2.0
+    assert 1.99 < at_most(run, 5) <= 2.0
     written = settings.resolved()["privacy"]
     assert written["noise"] == offer.privacy.noise and "epsilon" not in written
     assert settings.budget().declines  # anybody may stay away, in calibration too
@@ -222,7 +223,7 @@ def test_sizes_are_not_named_where_a_user_is_the_unit(tmp_path):
         unit="user",
         delta=1e-5,
     )
-    assert 1.99 < CAP.epsilon(run, 5) <= 2.0
+    assert 1.99 < at_most(run, 5) <= 2.0
 
 
 def test_a_test_file_with_a_broken_line_is_refused(tmp_path):

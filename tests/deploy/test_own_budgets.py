@@ -13,6 +13,7 @@ from deploy.test_sites import simulated
 from deploy.test_sums_deployed import served_by
 from deploy.world import World
 from refusals import refuses
+from stated import at_most
 
 from dpscaffold.deployment.protocol.agreement import offer_of, read_offer
 from dpscaffold.deployment.protocol.enrolment import EnrolledRun, NotEnrolled
@@ -20,7 +21,7 @@ from dpscaffold.deployment.protocol.messages import Refused
 from dpscaffold.deployment.server.agreed import setting_of
 from dpscaffold.deployment.server.config import load_served
 from dpscaffold.deployment.site.work import opener
-from dpscaffold.privacy import CAP, describe
+from dpscaffold.privacy import describe
 from dpscaffold.runs.written import to_toml
 from dpscaffold.setting.gaussian import Gaussian
 from dpscaffold.setting.secure import Secure
@@ -41,8 +42,7 @@ def test_a_rehearsal_ends_where_the_simulator_does(tmp_path, algorithm, weightin
 def test_statement_and_ledgers_have_each_sites_own_epsilon(tmp_path):
     world = World(tmp_path / "sites", "fedavg", privacy=SECRET, rounds=3, user_ratio=1.0)
     served = deployment(world, tmp_path / "run").run(world.names, resume=False)
-    assert served.statement.by_user.noise == pytest.approx((20.0, 60.0, 30.0))
-    assert served.statement.server.epsilon == max(served.statement.by_user.epsilon)
+    assert served.statement.towards("server").epsilon == max(served.statement.by_group)
     granted = []
     for name, noise in zip(world.names, (20.0, 60.0, 30.0), strict=True):
         (entry,) = world.ledger(name).runs.values()
@@ -60,7 +60,7 @@ def test_statement_and_ledgers_have_each_sites_own_epsilon(tmp_path):
             noise=noise,
             delta=entry.grant.delta,
         )
-        assert entry.grant.epsilon == pytest.approx(CAP.epsilon(run))
+        assert entry.grant.epsilon == pytest.approx(at_most(run))
     assert granted[1] < granted[2] < granted[0]
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from deploy.world import new_site
 from refusals import refuses
+from stated import at_most
 
 from dpscaffold import Gaussian
 from dpscaffold.deployment.protocol.messages import Refused
@@ -21,7 +22,7 @@ from dpscaffold.deployment.site.file import (
 )
 from dpscaffold.deployment.site.ledger import GrantedRun, SiteLedger
 from dpscaffold.errors import BadInput
-from dpscaffold.privacy import CAP, describe
+from dpscaffold.privacy import describe
 
 POLICY = Policy(
     epsilon=2.0,
@@ -89,7 +90,7 @@ def direct(terms: Terms, records: int, batch: int, n: int, delta: float) -> floa
         sampling=terms.mechanism.sampling,
         delta=delta,
     )
-    return CAP.epsilon(run)
+    return at_most(run)
 
 
 @pytest.mark.parametrize("sampling", ["fixed", "poisson"])

@@ -174,10 +174,10 @@ def test_the_statement_of_the_run_includes_the_preparation(tmp_path, secure):
     _, result = served(world, tmp_path / "run")
     times, honest = (2, 3**0.5) if secure else (1, 1.0)
     alone = 1 / math.sqrt(times / 4**2 + times / 10**2 + (1 + SECURE.voids * secure) / 6**2)
-    said, delta = result.statement, pytest.approx(result.statement.server.delta, rel=0.03)
-    assert gaussian_delta(said.server.epsilon, honest * alone) == delta
+    said, delta = result.statement, pytest.approx(result.statement.delta, rel=0.03)
+    assert gaussian_delta(said.towards("server").epsilon, honest * alone) == delta
     if secure:
-        assert gaussian_delta(said.alone.epsilon, alone) == delta
+        assert gaussian_delta(said.towards("alone").epsilon, alone) == delta
     model = load_model(tmp_path / "run")
     assert [step.protection for step in model.preparation[1:]] == ["private", "private"]
 

@@ -1,15 +1,15 @@
-"""Fingerprints at every hand-over, renewed certificates and keys, sites that are shut out."""
+"""Fingerprints at every hand-over, renewed certificates and keys, and sites that are shut out."""
 
 from __future__ import annotations
 
+import datetime
 import ipaddress
 import json
 import re
-from pathlib import Path
+import shutil
 
 import pytest
 from cryptography import x509
-from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
 from deploy.world import World
 from refusals import refuses
@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from dpscaffold import Gaussian
 from dpscaffold.cli import app
-from dpscaffold.deployment.protocol.messages import new_key
+from dpscaffold.deployment.protocol.messages import public_of
 from dpscaffold.deployment.provision import (
     FederationFile,
     admit,
@@ -25,10 +25,12 @@ from dpscaffold.deployment.provision import (
     provision,
     read_invitation,
     read_member,
+    read_signing_key,
     remove,
     renew,
 )
 from dpscaffold.deployment.site.begin import make_site
+from dpscaffold.deployment.site.file import read_site_file
 from dpscaffold.deployment.transports import flower
 
 flower.require()
@@ -86,70 +88,84 @@ def test_the_same_fingerprints_are_shown_on_both_sides(tmp_path):
     assert PRINTED.fullmatch(told["fingerprints"]["north"])
 
 
-def test_a_renewed_certificate_is_accepted_by_sites_that_do_nothing(federation):
-    server, ca = federation / "fed" / "server", federation / "north" / "ca.crt"
+def test_renewed_certificates_are_accepted_before_and_after_the_site_renews(federation):
+    server, site = federation / "fed" / "server", federation / "north" / "site.toml"
     before = {path.name: path.read_bytes() for path in server.iterdir() if path.is_file()}
-    (warning,) = expiry_warnings([server / "ca.crt", server / "server.crt"], "do something")
-    assert "server.crt ends in 29 days" in warning and "do something" in warning
-    done = said("server", "renew", "--server", server, "--days", "400")
-    assert done.exit_code == 0, done.exception
+    old = (federation / "north" / "ca.crt").read_bytes()
+    notice = renew(server, federation / "n", 400, coordinator=False)
     after = {path.name: path.read_bytes() for path in server.iterdir() if path.is_file()}
-    assert {name for name in before if before[name] != after[name]} == {"server.crt", "server.key"}
     assert before.keys() == after.keys() and (server / "roster" / "north.site").exists()
-    assert (server / "server.key").stat().st_mode & 0o077 == 0
-    assert not expiry_warnings([server / "ca.crt", server / "server.crt"], "x")
-    assert trusts(ca.read_bytes(), after["server.crt"])
+    kept = {name for name in before if before[name] == after[name]}
+    assert kept == {"ca.key", "coordinator.key", "superexec.secret"}
+    assert trusts(old, after["server.crt"]) and trusts(after["ca.crt"], after["server.crt"])
     other = provision(FederationFile("127.0.0.1:1", ("x",)), federation / "other")[0]
     assert not trusts(read_invitation(other).ca.encode(), after["server.crt"])
+    text = site.read_text()
+    done = said("site", "renew", federation / "n", site, "--yes")
+    assert shown(done) == {notice.fingerprint} and "start the site again" in done.output
+    assert read_site_file(site).ca.read_bytes() == after["ca.crt"] and site.read_text() == text
+    assert "already" in said("site", "renew", federation / "n", site, "--yes").output
 
 
-def test_a_renewal_that_was_cut_short_is_finished(federation, monkeypatch):
-    server, replace = federation / "fed" / "server", Path.replace
+def test_the_coordinators_key_is_replaced_by_a_notice_that_the_old_one_signed(federation):
+    server, site = federation / "fed" / "server", federation / "north" / "site.toml"
+    old = read_site_file(site).coordinator
+    renew(server, federation / "first", 400, coordinator=True)
+    new = public_of(read_signing_key(server / "coordinator.key"))
+    assert old != new
+    comments = [line for line in site.read_text().splitlines() if old not in line]
+    assert said("site", "renew", federation / "first", site, "--yes").exit_code == 0
+    assert read_site_file(site).coordinator == new
+    assert [line for line in site.read_text().splitlines() if new not in line] == comments
+    renew(server, federation / "second", 400, coordinator=True)
+    shutil.copy(federation / "second", federation / "forged")
+    forged = (federation / "forged").read_text().replace(new, old)
+    (federation / "forged").write_text(forged)
+    kept = site.read_text()
+    with refuses("bad-notice: is not signed by the key"):
+        raise said("site", "renew", federation / "forged", site, "--yes").exception
+    assert "already" in said("site", "renew", federation / "first", site, "--yes").output
+    assert site.read_text() == kept
 
-    def cut_short(path, to):
-        if path.name == "server.crt":
-            raise KeyboardInterrupt
-        return replace(path, to)
 
-    monkeypatch.setattr(Path, "replace", cut_short)
-    with pytest.raises(KeyboardInterrupt):
-        renew(server, 400)
-    monkeypatch.undo()
-    renew(server, 400)
-    certificate = x509.load_pem_x509_certificate((server / "server.crt").read_bytes())
-    key = load_pem_private_key((server / "server.key").read_bytes(), None)
-    assert certificate.public_key() == key.public_key()
-    assert not [path for path in server.iterdir() if path.name.startswith(".")]
+def test_notices_that_are_not_for_this_site_change_nothing(federation):
+    site = federation / "north" / "site.toml"
+    provision(FederationFile("127.0.0.1:1", ("x",)), federation / "other")
+    renew(federation / "other" / "server", federation / "foreign", 400, coordinator=False)
+    files = {path: path.read_bytes() for path in (site, federation / "north" / "ca.crt")}
+    with refuses("bad-notice: this site obeys"):
+        raise said("site", "renew", federation / "foreign", site, "--yes").exception
+    with refuses("not-a-renewal"):
+        raise said("site", "renew", site, site, "--yes").exception
+    with refuses("not-confirmed"):
+        raise said("site", "renew", federation / "foreign", site).exception
+    assert all(path.read_bytes() == content for path, content in files.items())
 
 
 def test_renewing_refuses_in_one_sentence_and_changes_nothing(federation):
     server = federation / "fed" / "server"
     files = {path: path.read_bytes() for path in server.iterdir() if path.is_file()}
+    (federation / "taken").touch()
     for words, code in (
         (["--server", federation / "none"], "not-provisioned"),
+        (["--server", server, "--out", federation / "taken"], "file-exists"),
         (["--server", server, "--days", "0"], "out-of-range: --days is 0"),
     ):
         with refuses(code):
-            raise said("server", "renew", *words).exception
+            raise said("provision", "renew", *words).exception
     assert all(path.read_bytes() == content for path, content in files.items())
 
 
-def test_a_new_coordinator_is_obeyed_under_the_same_ledger(tmp_path):
-    """A new invitation: the state folder stays, and what was granted before still counts."""
-    privacy = Gaussian(clip=0.7, noise=20.0, secret=True)
-    world = World(tmp_path, "scaffold", privacy=privacy, rounds=2, user_ratio=1.0)
-    world.enrol()
-    world.drive()
-    before, left = world.enrolled.run, world.ledger("north").left(world.policies["north"])
-    world.key = new_key()
-    for name in world.names:
-        world.restart(name)
-    world.fresh_server()
-    world.enrol()
-    world.drive()
-    ledger = world.ledger("north")
-    assert list(ledger.runs) == [before, world.enrolled.run] and ledger.total == 4
-    assert ledger.left(world.policies["north"]).epsilon < left.epsilon
+def test_certificates_that_end_soon_are_warned_of(federation, tmp_path):
+    ca = federation / "north" / "ca.crt"
+    (warning,) = expiry_warnings([ca], "do something")
+    assert "29 days" in warning and "do something" in warning
+    checked = said("site", "check", federation / "north" / "site.toml", "--offline")
+    assert "ends in 29 days" in checked.output
+    renew(federation / "fed" / "server", tmp_path / "n", 62, coordinator=False)
+    assert not expiry_warnings([federation / "fed" / "server" / "ca.crt"], "x")
+    left = x509.load_pem_x509_certificate(ca.read_bytes()).not_valid_after_utc
+    assert left - datetime.datetime.now(datetime.UTC) < datetime.timedelta(days=30)
 
 
 # --- sites that are shut out

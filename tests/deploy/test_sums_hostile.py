@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from deploy.sums import SECRET, SumWorld
 from refusals import refuses
+from stated import at_most
 
 from dpscaffold.deployment.protocol.enrolment import EnrolledRun, NotEnrolled, members_in, offer_to
 from dpscaffold.deployment.protocol.masks import EpochKey, announce
@@ -24,7 +25,7 @@ from dpscaffold.deployment.protocol.messages import (
     public_of,
 )
 from dpscaffold.deployment.site.ledger import RecoveryEntry
-from dpscaffold.privacy import CAP, describe
+from dpscaffold.privacy import describe
 from dpscaffold.setting.secure import Secure
 
 
@@ -449,7 +450,7 @@ def epsilon(noise, participations, records, batch, delta):
         batch_sizes=batch, noise=noise, clip=0.7, sampling="poisson", delta=delta,
         declared_sizes=True,
     )  # fmt: skip
-    return CAP.epsilon(run)
+    return at_most(run)
 
 
 def test_a_grant_covers_all_attempts_towards_both_adversaries(tmp_path):

@@ -9,12 +9,12 @@ from deploy.test_sites import simulated
 from deploy.world import World
 from refusals import refuses
 from small import assert_agree, final, setting
+from stated import over_draw
 
 from dpscaffold import Plan, fedavg
 from dpscaffold.deployment.protocol.messages import sign
 from dpscaffold.engines.aggregate import clipped
-from dpscaffold.privacy import describe
-from dpscaffold.privacy.bounds import AGGREGATE, PAPER_THIRD_PARTY, RANDOM_PARTICIPATION, bound_for
+from dpscaffold.privacy import THIRD_PARTY, describe, epsilon, noise_seen, participants
 from dpscaffold.setting.gaussian import Gaussian
 from dpscaffold.setting.secure import Secure
 
@@ -93,16 +93,16 @@ NUMBERS = {
 
 def test_post_processing_costs_nothing_towards_the_server():
     plain, robust = describe(**NUMBERS), describe(**NUMBERS, aggregation="clipped")
-    assert RANDOM_PARTICIPATION.epsilon(robust) == RANDOM_PARTICIPATION.epsilon(plain)
+    assert over_draw(robust) == over_draw(plain)
 
 
 def test_no_bound_that_needs_a_plain_sum_holds():
     """Theorem 2 would state less than is true: a clipped mean is no sum of Gaussian queries."""
     plain, robust = describe(**NUMBERS), describe(**NUMBERS, aggregation="clipped")
-    assert bound_for(plain, "third_party") is AGGREGATE
-    assert bound_for(robust, "third_party") is RANDOM_PARTICIPATION
-    assert "aggregation='clipped'" in AGGREGATE.applies(robust)
-    assert "aggregation='clipped'" in PAPER_THIRD_PARTY.applies(robust)
+    for who in (THIRD_PARTY, participants(2)):
+        assert noise_seen(plain, who).theorem == "2" and noise_seen(robust, who).theorem == "1"
+        assert epsilon(robust, who) == over_draw(robust) > epsilon(plain, who)
+        assert "no sum" in noise_seen(robust, who).not_more
 
 
 def test_a_run_with_it_is_described_so_and_reads_back():

@@ -30,7 +30,7 @@ from dpscaffold.engines.aggregate import SecureAggregate
 from dpscaffold.engines.fast import devices, lockstep
 from dpscaffold.engines.fast.lockstep import Lockstep
 from dpscaffold.engines.participation.steps import Scales, noised_mean
-from dpscaffold.privacy.aggregate import CLIPPED_SHARE, MOST_SUMMED
+from dpscaffold.privacy.adversary import CLIPPED_SHARE, MOST_SUMMED
 from dpscaffold.setting import Secure
 from dpscaffold.tasks import Batch
 from dpscaffold.tasks.clipping import RECORDS_ADDED, LayerOuter
@@ -308,7 +308,7 @@ def test_what_is_not_proved_is_refused(changes, said):
         secure(**changes)
 
 
-@pytest.mark.parametrize("limit", [{"max_participations": 3}, {"user_epsilon": 2.0}])
+@pytest.mark.parametrize("limit", [{"user_epsilon": 2.0}])
 def test_sites_may_not_decline_a_secure_sum(limit):
     """A site that declines adds no noise."""
     run = secure()
@@ -324,8 +324,8 @@ def test_epsilon_is_solved_for_the_sums():
     for sums in (None, Secure(1), Secure(4)):
         result = train(data, Logistic(4, 3), fedavg(), plan, Gaussian(epsilon=1.0), secure=sums)
         noises.append(result.setting.privacy.noise)
-        assert 0.99 < result.privacy.server.epsilon <= 1.0
-        assert (result.privacy.alone is None) == (sums is None)
+        assert 0.99 < result.privacy.towards("server").epsilon <= 1.0
+        assert (result.privacy.towards("alone").epsilon is None) == (sums is None)
         assert result.setting.sums is None or result.setting.sums.noise == noises[-1]
     assert noises[1] == pytest.approx(noises[0] / 3, rel=2e-3)
     assert noises[2] == pytest.approx(noises[0] / 6**0.5, rel=2e-3)
@@ -350,9 +350,12 @@ def test_a_run_resumes_where_it_stopped(tmp_path):
         train(*given, out=tmp_path / "cut", resume=True)
     again = train(*given, secure=Secure(1), out=tmp_path / "cut", resume=True)
     assert torch.equal(whole.params, again.params)
-    assert whole.privacy.server == again.privacy.server and whole.privacy.alone is not None
+    assert whole.privacy.guarantees == again.privacy.guarantees
+    assert whole.privacy.towards("server").theorem == "4"
+    assert whole.privacy.towards("alone").epsilon > whole.privacy.towards("server").epsilon
     page = (tmp_path / "cut" / "privacy.md").read_text()
-    assert "secure_sums" in page and "`alone`" in page and "simulation" in page
+    assert "Theorem 4" in page and whole.privacy.towards("alone").words in page
+    assert "simulated-sums" in dict(whole.privacy.outside)
 
 
 def test_a_release_refuses_simulated_sums(tmp_path):

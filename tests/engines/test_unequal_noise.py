@@ -77,7 +77,7 @@ def test_every_user_adds_the_noise_that_is_accounted(engine, task, kind):
     for row, user in enumerate(drawn):
         scale = (own[row] - clean[row]).norm() / (equal[row] - clean[row]).norm()
         assert float(scale) == pytest.approx(privacy.noise_by_user[user], rel=1e-3)
-        group = run.mechanism.group_of(user)
+        group = run.mechanism.groups[run.mechanism.place(user)]
         assert run.mechanism.noise * group.louder == pytest.approx(privacy.noise_by_user[user])
 
 
@@ -173,7 +173,9 @@ def test_a_run_is_resumed_with_the_same_noise(tmp_path, engine):
         go("b", observer=stop)
     resumed = go("b", resume=True)
     assert np.array_equal(whole.params, resumed.params)
-    assert whole.privacy.server.epsilon == resumed.privacy.server.epsilon <= 8.0
+    assert (
+        whole.privacy.towards("server").epsilon == resumed.privacy.towards("server").epsilon <= 8.0
+    )
     with refuses("configuration-changed: noise_by_user"):
         changed = Gaussian(0.7, epsilon={"default": 8.0, data.roster.names[1]: 1.0})
         train(data, run.task, run.algorithm, plan, changed, out=tmp_path / "b", resume=True)

@@ -8,7 +8,6 @@ from dataclasses import dataclass, fields, replace
 
 import pytest
 import torch
-from privacy.settings import SMALL, run_of
 from refusals import refuses
 from small import EQUAL, EVERY, federation, setting, simulator
 from small import Driven as Drive
@@ -21,7 +20,7 @@ from dpscaffold.algorithms.fedprox import Proximal
 from dpscaffold.engines.fast import fused, lockstep
 from dpscaffold.engines.fast.lockstep import Lockstep
 from dpscaffold.engines.participation import participate
-from dpscaffold.privacy import BOUNDS, Mechanism, aggregate_among
+from dpscaffold.privacy import ALONE, Mechanism, adversaries, epsilon, no_guarantee
 from dpscaffold.tasks import Linear
 from dpscaffold.tasks.losses import HuberErrors, huber
 from dpscaffold.training.shared_draws import shared_draws
@@ -63,10 +62,10 @@ def test_a_hook_of_the_warm_up_counts_too():
 def test_no_bound_holds_for_a_new_hook(name):
     run = setting(hooked(name), privacy="fixed").mechanism
     assert not hooked(name).one_sum
-    for bound in (*BOUNDS.values(), aggregate_among(2)):
-        assert "unproved_hooks=('start',)" in bound.applies(run), bound.name
-        with refuses("bound-not-applicable"):
-            bound.epsilon(run)
+    assert "start" in no_guarantee(run)
+    for who in (*adversaries(run, 2).values(), ALONE):
+        with refuses("no-privacy: start"):
+            epsilon(run, who)
     stored = json.loads(json.dumps(run.to_dict()))
     assert Mechanism.from_dict(stored) == run  # a stored run is refused as well
 
@@ -77,12 +76,11 @@ def test_a_run_with_a_new_hook_states_no_epsilon():
     known = train(
         trial.federation, trial.task, EVERY["fedavg"](), trial.plan, trial.privacy
     ).privacy
-    assert known["server"]["epsilon"] is not None
-    assert said["server"]["epsilon"] is None
+    assert known.towards("server").epsilon is not None
+    assert said.towards("server").epsilon is None
 
 
 def test_descriptions_of_known_algorithms_name_no_hooks():
-    assert not run_of(SMALL).unproved_hooks
     for make in EVERY.values():
         assert make().unproved == () and understood(make())
 

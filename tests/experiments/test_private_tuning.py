@@ -12,19 +12,17 @@ import pytest
 import torch
 from refusals import refuses
 from scipy import stats
+from stated import over_draw
 from typer.testing import CliRunner
 
 from dpscaffold import BadInput
 from dpscaffold.cli import app
 from dpscaffold.models.export import export
 from dpscaffold.models.loading import load_model
-from dpscaffold.privacy import Cost, describe
-from dpscaffold.privacy.bounds import RANDOM_PARTICIPATION
-from dpscaffold.privacy.composition import RunPart, together
-from dpscaffold.privacy.drawn import FROM_SYSTEM
-from dpscaffold.privacy.selected import Trials, account
-from dpscaffold.privacy.selection import TrialCount
-from dpscaffold.privacy.showing import round_up
+from dpscaffold.privacy import Cost, Facts, Part, describe, state
+from dpscaffold.privacy.numbers import round_up
+from dpscaffold.privacy.seeds import FROM_SYSTEM
+from dpscaffold.privacy.selection import SelectionCost, TrialCount, Trials
 from dpscaffold.randomness.csprng import CipherStream
 from dpscaffold.tasks.metrics import METRICS
 from dpscaffold.training.events import StopRequested
@@ -70,25 +68,24 @@ def test_towards_the_server_all_trials_compose_and_towards_others_none_is_counte
     """The server's ε is that of `together` over the drawn runs and scores; the winner's does not
     depend on how many were drawn."""
     score = Cost("score", noise=15.0)
-    few, many = (account(Trials((RUN,), (0,) * n, TrialCount(5.0), score)) for n in (2, 9))
+    few, many = (SelectionCost.of(Trials((RUN,), (0,) * n, TrialCount(5.0), score)) for n in (2, 9))
     for n, found in ((2, few), (9, many)):
         parts = [
-            RunPart(str(k), replace(RUN, delta=1e-5 / n), 30, {"server": RANDOM_PARTICIPATION},
-                 costs=(score,), secret=True, drawn=FROM_SYSTEM)
+            Part(replace(RUN, delta=1e-5 / n), 30, None, (score,), secret=True, drawn=FROM_SYSTEM)
             for k in range(n)
-        ]  # fmt: skip
-        known = together(parts, fixed_in_advance=True).epsilon["server"]
-        assert found.epsilon["server"] == pytest.approx(known, rel=1e-9)
-    assert few.epsilon["third_party"] == many.epsilon["third_party"]
-    assert few.epsilon["server"] < many.epsilon["server"]
-    one = RANDOM_PARTICIPATION.epsilon(RUN, costs=(score,))
-    assert one < few.epsilon["third_party"] < 4 * one
+        ]
+        known = state(parts, Facts(fixed_in_advance=True)).epsilon
+        assert found.all_trials["server"] == pytest.approx(known, rel=1e-9)
+    assert few.winner == many.winner
+    assert few.all_trials["server"] < many.all_trials["server"]
+    one = over_draw(RUN, costs=(score,))
+    assert one < few.winner < 4 * one
 
 
 def test_the_winner_costs_more_the_more_candidates_there_could_be_and_less_without_scores():
     def third(mean: float, score: Cost | None = None) -> float:
-        found = account(Trials((RUN,), (0,), TrialCount(mean), score))
-        return found.epsilon["third_party"]
+        found = SelectionCost.of(Trials((RUN,), (0,), TrialCount(mean), score))
+        return found.winner
 
     assert third(2.0) < third(5.0) < third(50.0)
     assert third(5.0) < third(5.0, score=Cost("score", noise=10.0))
@@ -96,31 +93,35 @@ def test_the_winner_costs_more_the_more_candidates_there_could_be_and_less_witho
 
 def test_the_worst_candidate_counts_wherever_it_stands():
     loud = replace(RUN, noise=5.0)
-    found = [account(Trials(runs, (0,), TrialCount(4.0), None)) for runs in ((RUN, loud), (loud,))]
-    assert found[0].epsilon["third_party"] == pytest.approx(found[1].epsilon["third_party"])
+    found = [
+        SelectionCost.of(Trials(runs, (0,), TrialCount(4.0), None))
+        for runs in ((RUN, loud), (loud,))
+    ]
+    assert found[0].winner == pytest.approx(found[1].winner)
 
 
 def test_preparation_counts_once():
     mean = Cost("mean", noise=6.0)
     bare, with_mean = (
-        account(Trials((RUN,), (0, 0, 0), TrialCount(4.0), None, costs)) for costs in ((), (mean,))
+        SelectionCost.of(Trials((RUN,), (0, 0, 0), TrialCount(4.0), None, costs))
+        for costs in ((), (mean,))
     )
-    for view in ("server", "third_party", "participant"):
-        assert bare.epsilon[view] < with_mean.epsilon[view]
+    for view in ("server", "participant"):
+        assert bare.all_trials[view] < with_mean.all_trials[view]
+    assert bare.winner < with_mean.winner
     parts = [
-        RunPart(str(k), replace(RUN, delta=1e-5 / 3), 30, {"server": RANDOM_PARTICIPATION},
-             costs=(mean,) if k == 0 else (), secret=True, drawn=FROM_SYSTEM)
-        for k in range(3)
-    ]  # fmt: skip
-    known = together(parts, fixed_in_advance=True).epsilon["server"]
-    assert with_mean.epsilon["server"] == pytest.approx(known)
+        Part(replace(RUN, delta=1e-5 / 3), 30, None, costs, secret=True, drawn=FROM_SYSTEM)
+        for costs in ((mean,), (), ())
+    ]
+    known = state(parts, Facts(fixed_in_advance=True)).epsilon
+    assert with_mean.all_trials["server"] == pytest.approx(known)
 
 
 def test_candidates_are_drawn_with_replacement_each_as_likely(monkeypatch):
     """150 tunings without training: J is geometric with the mean asked for, and the two candidates
     come up evenly; a law of another mean is rejected (wrong once in 10,000)."""
     monkeypatch.setattr(private_tuning, "scored", lambda *rest: 0.5)
-    monkeypatch.setattr(private_tuning, "account", lambda trials: trials)
+    monkeypatch.setattr(private_tuning.SelectionCost, "of", lambda trials: trials)
 
     class Bare:
         model = None
@@ -258,7 +259,7 @@ def test_the_smallest_loss_wins_and_any_metric_is_for_public_records():
     scores = [trial.score for trial in found.trials if trial.score is not None]
     assert found.winner.score == min(scores)
     assert found.released()["metric"] == "log_loss"
-    assert found.released()["number_of_trials"] == "geometric with mean 4"
+    assert found.released()["privacy"]["number_of_trials"] == "geometric with mean 4"
     public = {"users": 3, "records": 40, "alpha": 0.0, "beta": 0.0, "iid": True, "seed": 9}
     table = {"private": True, "public": public, "grid": PRIVATE["grid"], "trials": 2.0}
     settings, read = parse_tuning(TOY | {"tune": table | {"metric": "balanced_accuracy"}})
@@ -277,7 +278,7 @@ def test_a_public_score_costs_nothing_and_has_no_noise():
     shares = [trial.score * 96 for trial in found.trials]  # 3 users, 32 records each
     assert all(abs(share - round(share)) < 1e-6 for share in shares)
     scored = tuned(seed=1)
-    assert found.privacy.epsilon["third_party"] < scored.privacy.epsilon["third_party"]
+    assert found.privacy.winner < scored.privacy.winner
 
 
 def test_preparation_without_protection_is_named_to_everybody():
@@ -310,21 +311,20 @@ def test_the_command_keeps_the_two_adversaries_apart(tmp_path):
         for path in (out / "winner").rglob("*")
         if path.suffix in (".json", ".toml")
     )
-    assert '"trials"' not in handed  # how many there were is the server's alone
+    assert '"trials":' not in handed  # how many there were is the server's alone
     scores = {trial["score"] for trial in said["server"]["trials"]}
     assert winner["score"] == max(s for s in scores if s is not None)
-    assert "Towards the server" in said["statement"] and "third party" in said["statement"]
+    assert "the server" in said["statement"] and "the winner alone" in said["statement"]
     assert (out / "server.json").stat().st_mode & 0o077 == 0
     model = load_model(out / "winner" / "model")
     assert torch.isfinite(model.params).all()
     stated, third = model.privacy, winner["privacy"]
-    assert stated["guarantee"] and not stated["simulated"]
-    assert stated["third_party"]["epsilon"] == stated["quoted"]["epsilon"] == third["epsilon"]
-    assert stated["server"]["epsilon"] is None and stated["delta"] == third["delta"]
-    assert stated["quoted"]["towards"] == "third_party"
-    assert set(third["outside"]) < set(stated["outside"])
+    assert stated.guarantee and not stated.seeded
+    assert stated.towards("third_party").epsilon == stated.epsilon == third["epsilon"]
+    assert stated.towards("server").epsilon is None and stated.delta == third["delta"]
+    assert set(third["outside"]) < {sentence for _, sentence in stated.outside}
     page = (out / "winner" / "model" / "privacy.md").read_text()
-    assert stated["quote"] in page and round_up(third["epsilon"]) in stated["quote"]
+    assert round_up(third["epsilon"]) in page
     export(replace(model, preparation=()), "safetensors", tmp_path / "left", only_protected=True)
     other = str(tmp_path / "other")
     shown = CliRunner().invoke(app, ["tune", str(config), "--out", other, "-q"])
@@ -387,9 +387,10 @@ def test_trials_with_secure_sums_say_what_holds_if_all_others_collude(tmp_path):
     assert result.exit_code == 0, result.exception
     found = json.loads(result.output)
     server = found["server"]["privacy"]
-    assert server["alone"] > server["epsilon"] > 0
-    assert f"epsilon = {round_up(server['alone'])}" in found["statement"]
-    assert "alone" not in found["winner"]["privacy"]
+    each = server["epsilon"]
+    assert each["alone"] > each["server"] > 0
+    assert round_up(each["alone"]) in found["statement"]
+    assert isinstance(found["winner"]["privacy"]["epsilon"], float)
     grid = {"grid": PRIVATE["grid"], "folds": 2}  # outside the guarantee, as without secure sums
     (tmp_path / "c.toml").write_text(toml(tables | {"tune": grid}))
     plainly = CliRunner().invoke(app, [*asked[:3], str(tmp_path / "u"), "-q"])
@@ -438,7 +439,7 @@ def test_private_records_do_not_pass_as_public_ones(private, public, refused, mo
         parse_tuning(tables)
 
 
-@pytest.mark.parametrize("limit", ["user_epsilon", "target_epsilon", "max_participations"])
+@pytest.mark.parametrize("limit", ["user_epsilon", "target_epsilon"])
 def test_limits_that_tuning_does_not_keep_are_refused(limit):
     settings, table = parse_tuning(
         TOY | {"privacy": {"noise": 4.0, limit: 1}, "tune": PRIVATE | {"trials": 2.0}}
@@ -452,12 +453,12 @@ def test_colluding_participants_are_counted():
     it, the more of them pool what they know."""
     run = replace(RUN, memory=False, one_sum=True, local_steps=1)
     found = [
-        account(Trials((run,), (0, 0), TrialCount(4.0), None, (), colluders))
+        SelectionCost.of(Trials((run,), (0, 0), TrialCount(4.0), None, (), colluders))
         for colluders in (1, 3)
     ]
-    few, many = (one.epsilon["participant"] for one in found)
-    assert few < many <= found[1].epsilon["server"]
-    assert "3 participants together" in found[1].sentence(TrialCount(4.0))
+    few, many = (one.all_trials["participant"] for one in found)
+    assert few < many <= found[1].all_trials["server"]
+    assert round_up(many) in found[1].sentence() and found[1].for_server()["colluders"] == 3
 
 
 def test_what_stopped_trials_have_told_is_said(tmp_path, monkeypatch):
@@ -469,13 +470,15 @@ def test_what_stopped_trials_have_told_is_said(tmp_path, monkeypatch):
     def stopped(*arguments: object) -> None:
         raise StopRequested("SIGTERM")
 
+    of = SelectionCost.of
+
     def accounted(trials: Trials) -> object:
-        found = account(trials)
-        spent.append(found.epsilon["server"])
+        found = of(trials)
+        spent.append(found.all_trials["server"])
         return found
 
     monkeypatch.setattr(private_tuning, "_train", stopped)
-    monkeypatch.setattr(private_tuning, "account", accounted)
+    monkeypatch.setattr(private_tuning.SelectionCost, "of", accounted)
     result = CliRunner().invoke(app, ["tune", str(config), "--out", str(tmp_path / "out")])
     assert result.exit_code == 143
     assert f"epsilon is at most {math.ceil(1000 * spent[0]) / 1000:.3f}" in result.output

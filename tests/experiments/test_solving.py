@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from stated import over_draw
 
 from dpscaffold.config import parse
 from dpscaffold.data.loading import load_federation
 from dpscaffold.paper.cases import Case
 from dpscaffold.paper.epsilons import epsilons
 from dpscaffold.paper.solving import run_of, sizes_of, solved_noise
-from dpscaffold.privacy import RANDOM_PARTICIPATION
 
 TABLES = {
     "data": {"source": "synthetic", "users": 10, "records": 200, "size_spread": 0.5},
@@ -22,7 +22,7 @@ def test_unequal_users_pay_for_the_smallest():
     """ε = 1 asked, with sizes that spread: the run costs at most 1, and the table says so."""
     solved = solved_noise(Case({}, TABLES)).settings
     federation = load_federation(solved.data)
-    costs = RANDOM_PARTICIPATION.epsilon(solved.setting(federation).describe())
+    costs = over_draw(solved.setting(federation).describe())
     assert 0.98 < costs <= 1.0
     assert epsilons(solved)["server, random participation (PLD)"] == pytest.approx(costs)
 
@@ -37,5 +37,5 @@ def test_the_sizes_are_those_of_the_data(spread):
 
 def test_what_is_described_is_what_runs():
     """The description of a configuration is that of its setting."""
-    settings = parse(TABLES | {"privacy": {"noise": 5.0, "max_participations": 4}})
+    settings = parse(TABLES | {"privacy": {"noise": 5.0, "user_epsilon": 4.0}})
     assert run_of(settings) == settings.setting(load_federation(settings.data)).describe()

@@ -37,7 +37,7 @@ from dpscaffold.deployment.site.file import (
     Terms,
 )
 from dpscaffold.deployment.site.work import OfferedWork, build_task
-from dpscaffold.privacy.ledger import spent
+from dpscaffold.privacy.accounting import spent
 from dpscaffold.setting.gaussian import Gaussian
 from frozen import make
 
@@ -79,10 +79,10 @@ def _booked(
     size = (given["records"], given["batch"], policy.run_delta, given["declared"])
     if epsilon is not None:
         run = terms.run(*size)
-        epsilon = spent(run, count, run.groups[0])
+        epsilon = spent(run, count)
     if alone is not None:
         run = terms.run_alone(*size)
-        alone = spent(run, count, run.groups[0])
+        alone = spent(run, count)
     return {
         "participations": granted.participations,
         "epsilon": epsilon,

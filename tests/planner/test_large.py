@@ -35,6 +35,7 @@ from dpscaffold.planning.trial import (
     choose_rates,
     first_rates,
 )
+from dpscaffold.privacy import epsilon
 from dpscaffold.setting import Setting
 from dpscaffold.tasks import LOSSES
 
@@ -167,7 +168,7 @@ def test_a_plan_of_many_rounds_promises_what_all_of_them_cost(monkeypatch):
     found = recommend(FACTS, Goal(3.0), Limits(10_000, 2, 6))
     plan, run = found.setting.plan, found.setting.describe()
     assert plan.rounds == run.rounds == 10_000
-    assert 2.9 < found.setting.budget.bound(run).epsilon(run) <= 3.0
+    assert 2.9 < epsilon(run, found.setting.budget.against(run)) <= 3.0
     few = replace(found.setting, plan=replace(plan, rounds=6)).calibrated(3.0)
     assert found.setting.privacy.noise > 10 * few.privacy.noise
     assert "6 rounds instead of 10000" in found.smaller

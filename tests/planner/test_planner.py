@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import tomllib
 from dataclasses import replace
@@ -14,6 +13,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from refusals import refuses
+from stated import over_draw, written
 from typer.testing import CliRunner
 
 from dpscaffold import (
@@ -137,7 +137,7 @@ def test_a_recommendation_keeps_its_promise_and_its_limits():
     assert plan.rounds <= 8 and plan.local_steps <= 3 and found.setting.cohort_size == 4
     run = found.setting.describe()
     assert run is not None and run.delta == 1e-4
-    epsilon = found.setting.budget.bound(run).epsilon(run)
+    epsilon = over_draw(run)
     assert 1.9 < epsilon <= 2.0
     assert 0 < found.kept <= 1 and found.public >= found.choice.score
     low, high = found.choice.flat
@@ -223,9 +223,7 @@ def test_plan_reads_no_private_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     private.write_text("site,age,dose,ill\n" + "\n".join(lines) + "\n")
     result = CliRunner().invoke(app, ["train", str(ready), "--out", str(tmp_path / "run"), "-q"])
     assert result.exit_code == 0, result.output
-    said = json.loads((tmp_path / "run" / "privacy.json").read_text())
-    assert not any("tuned" in sentence for sentence in said["outside"])
-    assert "public surrogate" in said["tuning"]
+    assert "tuning" not in dict(written(tmp_path / "run").outside)
 
 
 def test_train_plans_its_step_size(tmp_path: Path) -> None:
@@ -238,13 +236,10 @@ def test_train_plans_its_step_size(tmp_path: Path) -> None:
     tables = tomllib.loads((folder / "config.toml").read_text())
     assert isinstance(tables["plan"]["learning_rate"], float)
     assert tables["facts"]["planned"] == ["plan.learning_rate"]
-    said = json.loads((folder / "privacy.json").read_text())
-    assert not any("tuned" in sentence for sentence in said["outside"])
+    assert "tuning" in dict(written(folder).outside)  # of all but the step size
     plainly = CliRunner().invoke(app, [*asked[:-1], str(tmp_path / "other")])
     assert plainly.exit_code == 0, plainly.output
-    said = json.loads((tmp_path / "other" / "privacy.json").read_text())
-    assert "Hyperparameters tuned on private records." in said["outside"]
-    assert "tuning" not in said
+    assert "tuning" in dict(written(tmp_path / "other").outside)
 
 
 NETWORK = """

@@ -21,7 +21,8 @@ from dpscaffold.planning.facts import Facts, Limits
 from dpscaffold.planning.recommendation import Goal, recommend
 from dpscaffold.planning.surrogate import SurrogateSetting, surrogate
 from dpscaffold.planning.trial import Bench, StepSizeTrial
-from dpscaffold.privacy import bound_for, round_up, statement
+from dpscaffold.privacy import Facts as About
+from dpscaffold.privacy import Part, round_up, state
 from dpscaffold.report.planning import plan_lines
 from dpscaffold.setting import Setting
 from dpscaffold.tasks import LOSSES
@@ -71,7 +72,6 @@ def toml(algorithm: str = "", **more: dict[str, object]) -> str:
         toml("fedavg", privacy={"view": "participant", "sampling": "fixed"}),
         toml("fedavg", privacy={"view": "participant", "sampling": "fixed", "colluders": 2}),
         toml("fedavg", plan={"weighting": "records"}, privacy={"view": "third-party", "clip": 2.0}),
-        toml("fedavg", privacy={"view": "third-party", "max_participations": 3}),
         toml("fedavg", privacy={"view": "third-party", "user_epsilon": 1.5}),
         toml("scaffold-balanced-warm", plan={"warm_rounds": 2}),
         toml(secure={"colluders": 1}, plan={"local_steps": 5}),
@@ -106,12 +106,12 @@ def test_a_plan_with_secure_sums_says_both_epsilons(tmp_path):
     sizes = tuple(tomllib.loads(FACTS)["facts"]["records"])
     run = written.setting(Roster(sizes, (), Facts(sizes, 3, 2).roster.schema)).describe()
     assert run is not None
-    said = statement(run)
-    assert said.alone is not None and said.alone.epsilon is not None
+    said = state([Part(run, run.rounds)])
+    alone = said.towards("alone").epsilon
     plan = json.loads((tmp_path / "plan" / "plan.json").read_text())
-    assert plan["epsilon"]["alone"] == pytest.approx(said.alone.epsilon)
-    assert plan["epsilon"]["value"] == 2.0 >= said.server.epsilon > 1.9  # type: ignore[operator]
-    assert f"ε alone = {round_up(said.alone.epsilon)}" in result.output
+    assert plan["epsilon"]["alone"] == pytest.approx(alone)
+    assert plan["epsilon"]["value"] == 2.0 >= said.towards("server").epsilon > 1.9  # type: ignore[operator]
+    assert f"ε alone = {round_up(alone)}" in result.output
     assert "together with at most 1 site" in result.output
 
 
@@ -124,7 +124,6 @@ def test_a_plan_with_secure_sums_needs_an_algorithm_that_is_proved(tmp_path):
 @pytest.mark.usefixtures("quick")
 def test_what_was_given_is_written(tmp_path):
     limits = {
-        "max_participations": 3,
         "user_epsilon": 1.5,
         "target_epsilon": 1.9,
         "release": True,
@@ -179,8 +178,8 @@ def test_only_what_was_chosen_is_called_planned(tmp_path, tables, chosen):
 
 
 def test_a_statement_is_silent_on_tuning_only_where_a_whole_plan_was_chosen_in_public():
-    """Where a part of it was, the rest may have been tuned on private records, and that is said; a
-    release says so among what is outside."""
+    """Where a part of it was, the rest may have been tuned on private records, and that is said,
+    of a release as of any other run."""
     run = Setting(
         Facts.of(users=6, records=40, features=3, classes=2).roster,
         Linear(3, 2, LOSSES["softmax"]),
@@ -189,24 +188,10 @@ def test_a_statement_is_silent_on_tuning_only_where_a_whole_plan_was_chosen_in_p
         Gaussian(noise=4.0),
     ).describe()
     whole, part = ["algorithm", "plan", "privacy.clip"], ["plan.learning_rate"]
-    assert "outside the guarantee" not in statement(run, planned=whole)["tuning"]
-    assert "other hyperparameters, if they were tuned" in statement(run, planned=part)["tuning"]
     for keys, named in ((whole, False), (part, True), ([], True)):
-        outside = statement(run, planned=keys, allowed=())["outside"]
-        assert any(sentence.startswith("Tuning: every run") for sentence in outside) is named
-
-
-def test_the_page_and_the_command_say_what_was_planned(tmp_path):
-    tables = "[data]\nusers = 5\nrecords = 40\n[plan]\nrounds = 3\nlocal_steps = 2\n"
-    (tmp_path / "c.toml").write_text(tables + 'learning_rate = "plan"\n[privacy]\nnoise = 4.0\n')
-    run = tmp_path / "run"
-    result = CliRunner().invoke(app, ["train", str(tmp_path / "c.toml"), "--out", str(run), "-q"])
-    assert result.exit_code == 0, result.exception
-    assert "chosen from public facts" in (run / "privacy.md").read_text()
-    for subject in ([run, "--all"], [tmp_path / "c.toml"]):
-        said = CliRunner().invoke(app, ["privacy", *map(str, subject)]).output
-        assert "tuning: plan.learning_rate: chosen from public" in said
-        assert "Hyperparameters tuned on private" not in said
+        for allowed in ((), None):
+            said = state([Part(run, 4)], About(planned=tuple(keys), allowed=allowed))
+            assert ("tuning" in dict(said.outside)) is named
 
 
 def test_a_mean_by_records_has_its_own_noise():
@@ -232,15 +217,11 @@ def test_a_mean_by_records_has_its_own_noise():
 def test_what_is_not_proved_or_loose_is_said():
     facts = Facts.of(users=6, records=40, features=3, classes=2)
     found = recommend(
-        facts, Goal(2.0, "paper-third-party", 0.02, "fixed"), Limits(rounds=4, local_steps=2)
+        facts, Goal(2.0, "third-party", 0.02, "fixed"), Limits(rounds=4, local_steps=2)
     )
     said = "\n".join(plan_lines(found))
-    run = found.setting.describe()
-    proved = math.ceil(bound_for(run, "server").epsilon(run) * 1000) / 1000
-    assert "no theorem" in said and f"What is proved of this plan is ε = {proved:.3f}" in said
-    assert "publishes one record at random in the clear" in said
+    assert "one record at random in the clear" in said
     small = recommend(facts, Goal(2.0), Limits(rounds=4, local_steps=2))
-    assert "theorem" not in "\n".join(plan_lines(small))
     assert "in the clear" not in "\n".join(plan_lines(small))
 
 

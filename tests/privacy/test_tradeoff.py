@@ -10,13 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from privacy.explicit_pairs import gaussian_epsilon
 from privacy.settings import SMALL, run_of, small_runs
-from refusals import refuses
 from scipy.stats import beta, binom, norm
 
-from dpscaffold.privacy import RANDOM_PARTICIPATION, TradeOff
-from dpscaffold.privacy.human import losses
-from dpscaffold.privacy.loss import LossDistribution, privacy_parameters
-from dpscaffold.privacy.queries import step_losses
+from dpscaffold.privacy import SERVER, TradeOff, epsilon, losses
+from dpscaffold.privacy.loss import Loss, privacy_parameters, step_losses
 
 RATES = np.concatenate([10.0 ** -np.arange(1.0, 7.0), np.linspace(0.01, 0.99, 99)])
 
@@ -93,7 +90,7 @@ def test_random_participation_against_an_explicit_dataset(chance, rounds, sigma)
         batch_sizes=100,
         noise=sigma,
     )
-    curve = TradeOff.of(losses(RANDOM_PARTICIPATION, run))
+    curve = TradeOff.of(losses(run, SERVER))
     counts = np.arange(0, 80)
     weights = binom.pmf(counts, rounds, chance)
     mu = np.sqrt(counts) / sigma
@@ -130,15 +127,15 @@ def test_a_simulated_likelihood_test_stays_below():
     assert float(TradeOff.of(quieter).power(false)) < low
 
 
-@pytest.mark.parametrize(("epsilon", "delta"), [(1.0, 1e-3), (0.25, 0.0), (3.0, 0.1)])
-def test_one_statement_is_its_own_curve(epsilon, delta):
+@pytest.mark.parametrize(("of", "delta"), [(1.0, 1e-3), (0.25, 0.0), (3.0, 0.1)])
+def test_one_statement_is_its_own_curve(of, delta):
     """f_{ε,δ}, mass at infinity included."""
-    curve = TradeOff.of((privacy_parameters(epsilon, delta, 0.25),))
+    curve = TradeOff.of((privacy_parameters(of, delta, 0.25),))
     truth = np.maximum.reduce(
         [
             np.zeros_like(RATES),
-            1 - delta - np.exp(epsilon) * RATES,
-            np.exp(-epsilon) * (1 - delta - RATES),
+            1 - delta - np.exp(of) * RATES,
+            np.exp(-of) * (1 - delta - RATES),
         ]
     )
     assert np.all(curve(RATES) <= truth + 1e-15) and np.all(curve(RATES) >= truth - 1e-9)
@@ -161,29 +158,15 @@ def test_groups_add_up_and_do_not_average(mu, group):
     assert np.all(curve.power(RATES, group) >= truth * (1 - 1e-12))
     assert np.all(curve.power(RATES[RATES > 1e-4], group) <= truth[RATES > 1e-4] * 1.02)
     if exact < 5:
-        epsilon = curve.epsilon(1e-5, group)
-        assert gaussian_epsilon(1e-5, exact) - 1e-4 <= epsilon
-        assert epsilon <= gaussian_epsilon(1e-5, exact) * 1.005 + 1e-4
-        assert epsilon > gaussian_epsilon(1e-5, wrong) * 1.1
+        found = curve.epsilon(1e-5, group)
+        assert gaussian_epsilon(1e-5, exact) - 1e-4 <= found
+        assert found <= gaussian_epsilon(1e-5, exact) * 1.005 + 1e-4
+        assert found > gaussian_epsilon(1e-5, wrong) * 1.1
 
 
-@pytest.mark.parametrize("mu", [0.02, 0.3, 2.0])
-def test_mu_of_a_gaussian(mu):
-    curve = TradeOff.of(step_losses(1.0, 1 / mu, "fixed"))
-    for delta in (1e-6, 1e-3, 0.2):
-        assert mu <= curve.mu(delta) <= mu * 1.005 + 1e-4
-
-
-def test_mu_is_only_about_its_range():
-    """Mass 10⁻⁴ at infinity: no μ holds below that rate, one does above."""
-    law = LossDistribution(0.5, -1, np.array([0.3, 0.3, 0.3999]), 1e-4)
-    curve = TradeOff.of((law,))
-    assert math.isinf(curve.mu(1e-5)) and math.isfinite(curve.mu(1e-3))
-    alpha = norm.sf(np.linspace(norm.ppf(1e-3), -norm.ppf(1e-3), 501))
-    assert np.all(gaussian_power(alpha, curve.mu(1e-3)) >= curve.power(alpha) - 1e-12)
+def test_mass_at_infinity_leaves_no_epsilon_below_it():
+    curve = TradeOff.of((Loss(0.5, -1, np.array([0.3, 0.3, 0.3999]), 1e-4),))
     assert math.isinf(curve.epsilon(1e-5)) and math.isfinite(curve.epsilon(1e-3))
-    with refuses("out-of-range: delta=0.5"):
-        curve.mu(0.5)
 
 
 runs = small_runs(0.5, unit=st.sampled_from(["record", "user"]))
@@ -191,9 +174,9 @@ runs = small_runs(0.5, unit=st.sampled_from(["record", "user"]))
 
 @given(runs, st.floats(1e-6, 0.999), st.floats(0.0, 8.0))
 @settings(max_examples=40, deadline=None)
-def test_laws_of_a_trade_off(run, alpha, epsilon):
+def test_laws_of_a_trade_off(run, alpha, at):
     """Convex, falling, below a coin, its own inverse, and all that its law states, for any run."""
-    laws = losses(RANDOM_PARTICIPATION, run)
+    laws = losses(run, SERVER)
     curve = TradeOff.of(laws)
     grid = np.linspace(0.0, 1.0, 301)
     f = curve(grid)
@@ -202,20 +185,19 @@ def test_laws_of_a_trade_off(run, alpha, epsilon):
     there = float(curve(alpha))
     if 1e-6 < there < 0.999:
         assert float(curve(there)) == pytest.approx(alpha, rel=1e-5, abs=1e-12)
-    stated = max(law.delta(epsilon) for law in laws) + math.exp(epsilon) * alpha
+    stated = max(law.delta(at) for law in laws) + math.exp(at) * alpha
     assert float(curve.power(alpha)) <= stated * (1 + 2e-3) + 1e-12
-    assert curve.epsilon(run.delta) == pytest.approx(
-        RANDOM_PARTICIPATION.epsilon(run), rel=2e-3, abs=1e-4
-    )
+    stated = epsilon(run, SERVER)
+    assert curve.epsilon(run.delta) == pytest.approx(stated, rel=2e-3, abs=1e-4)
     assert float(curve.power(alpha, 2)) == float(curve.power(curve.power(alpha)))
-    more = TradeOff.of((*laws, *losses(RANDOM_PARTICIPATION, run, run.rounds + 5)))
+    more = TradeOff.of((*laws, *losses(run, SERVER, run.rounds + 5)))
     assert float(more.power(alpha)) >= float(curve.power(alpha)) * (1 - 1e-4)
 
 
 @given(runs, st.lists(st.floats(0.0, 12.0), min_size=1, max_size=8))
 @settings(max_examples=30, deadline=None)
 def test_many_deltas_are_each_delta_rounded_up(run, epsilons):
-    for law in losses(RANDOM_PARTICIPATION, run):
+    for law in losses(run, SERVER):
         many = law.deltas(np.array(epsilons))
         single = np.array([law.delta(e) for e in epsilons])
         assert np.all(many >= single - 1e-16) and np.allclose(many, single, rtol=1e-6, atol=1e-9)

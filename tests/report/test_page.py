@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from refusals import refuses
+from stated import written as statement_in
 
 from dpscaffold import (
     Budget,
@@ -26,6 +27,7 @@ from dpscaffold import (
     synthetic,
     train,
 )
+from dpscaffold.privacy import round_up
 from dpscaffold.report.blocks import BarChart, Curves, Line, Page, Section, Table, Text
 from dpscaffold.report.card import as_markdown
 from dpscaffold.report.html import as_html, style
@@ -64,7 +66,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     data = synthetic(users=8, records=60, dimension=5, classes=3)
     plan = Plan(rounds=30, local_steps=3, user_ratio=0.5, evaluate_every=2)
     private = (Gaussian(clip=1.0, noise=4.0),)
-    budget = Budget(max_participations=10)
+    budget = Budget(user_epsilon=9.0)
     task = Logistic(5, 3)
     train(data, task, scaffold(), plan, *private, budget=budget, out=place / "private")
     train(data, task, scaffold(), plan, out=place / "open")
@@ -73,19 +75,16 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 def test_the_page_says_everything_of_the_statement(runs: list[Path]) -> None:
     page = as_html(page_of(runs[:1]))
-    said = json.loads((runs[0] / "privacy.json").read_text())
-    plain = re.sub(r"</?code>", "`", page)
-    for text in (said["quote"], said["mechanism"]["neighbours"], *said["views"].values()):
-        assert _escaped(text) in plain, text
-    for text in (*said["outside"], said["person"], said["server"]["theorem"]):
-        assert _escaped(text) in plain, text
-    for text in said["server"]["assumptions"]:
-        assert _escaped(text)[1:] in plain
+    said = statement_in(runs[0])
+    plain = re.sub(r"</?\w+>", "", page)
+    for value in (said.epsilon, said.towards("server").given, said.towards("participant").epsilon):
+        assert round_up(value) in page
+    for sentence in (words for _, words in (*said.outside, *said.needs)):
+        assert _escaped(sentence.replace("`", "")) in plain, sentence
     summary = json.loads((runs[0] / "summary.json").read_text())
     assert f"{summary['final']['test_accuracy']:.4f}" in page
     assert f'<td class="short">{summary["baseline_test_accuracy"]:.4f}</td>' in page
-    capped = said["ledger"]["participations"].get("10", 0)
-    assert f"at most 10 times; {capped} users reached that" in page
+    assert "A drawn user may decline: user_epsilon" in page
     assert "[plan]" in page and "rounds = 30" in page
 
 
@@ -356,7 +355,7 @@ def test_balanced_controls_are_drawn_over_rounds(tmp_path: Path) -> None:
             assert (figure in page) is (name == "scaffold-balanced")
 
 
-def test_a_planned_balanced_run_shows_its_trust_and_what_was_planned(tmp_path: Path) -> None:
+def test_a_planned_balanced_run_shows_its_trust(tmp_path: Path) -> None:
     tables = {
         "data": {"users": 8, "records": 60, "dimension": 5, "classes": 3},
         "algorithm": {"name": "scaffold-balanced"},
@@ -368,8 +367,8 @@ def test_a_planned_balanced_run_shows_its_trust_and_what_was_planned(tmp_path: P
     given, planned = (as_html(page_of([tmp_path / name])) for name in ("given", "planned"))
     for page in (given, planned):
         assert "Trust a in which users were drawn" in page and "of the controls" in page
-    said = "Not among it: plan.learning_rate: chosen from public facts"
-    assert said in planned and said not in given
+    tuned = "Hyperparameters chosen by looking at results"
+    assert tuned in given and tuned in planned  # the step size alone was planned
 
 
 def test_the_page_begins_with_a_verdict_and_privacy(tmp_path: Path) -> None:
@@ -380,7 +379,7 @@ def test_the_page_begins_with_a_verdict_and_privacy(tmp_path: Path) -> None:
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     for page in both([tmp_path / "run"]):
         assert summary["verdict"].split('"')[0] in page
-        assert page.index("is hidden (the neighbours)") < page.index("issimilarity by round")
+        assert page.index("Nobody could tell") < page.index("issimilarity by round")
         assert page.lower().count("training loss |") + page.count(">training loss<") == 1
         for name in ("test_log_loss", "test_balanced_accuracy"):
             assert shown(summary[f"baseline_{name}"]) in page

@@ -20,10 +20,11 @@ import pytest
 import torch
 from privacy.explicit_pairs import gaussian_epsilon
 from small import Trial, uploads
+from stated import over_draw
 
 from dpscaffold import Gaussian, Plan, fedavg
 from dpscaffold.federation import Federation
-from dpscaffold.privacy import RANDOM_PARTICIPATION, describe
+from dpscaffold.privacy import describe
 from dpscaffold.tasks import Batch, ClippedSum, stacked_scores
 from dpscaffold.tasks.base import clip_factors
 
@@ -119,7 +120,7 @@ def test_noise_does_not_average_out_over_local_steps():
         delta=DELTA,
         memory=False,
     )
-    assert published < measured < RANDOM_PARTICIPATION.epsilon(run)
+    assert published < measured < over_draw(run)
 
 
 def test_the_loss_is_clipped_as_it_is_written():

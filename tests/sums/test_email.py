@@ -30,6 +30,7 @@ from dpscaffold.deployment.site.ledger import SiteLedger
 from dpscaffold.deployment.site.operation import ledger_of
 from dpscaffold.deployment.site.reading import read_records
 from dpscaffold.models.model import Model
+from dpscaffold.privacy import round_up
 from dpscaffold.randomness.csprng import CipherStream
 from dpscaffold.report.runs import read_run
 from dpscaffold.runs.ledger import read_account
@@ -119,21 +120,22 @@ def exact(mail):
 @pytest.mark.parametrize("more", ["", "colluders = 1"])
 def test_three_sites_make_a_model_by_files(tmp_path, more):
     """With little noise the total is the exact sum; masks cancel and leave nothing behind."""
-    mail = Mail(tmp_path, "noise = 1e-3", more)
+    mail = Mail(tmp_path, "noise = 0.05", more)
     keys = mail.keys() if more else ()
     if more:
         mail.confirm()
     made = mail.sums(keys)
     words = [read_sums(path).words for path in made]
     total = mail.plan.grid.restore(mail.plan.grid.integers(sum(words)))
-    assert total.tolist() == pytest.approx(exact(mail).tolist(), abs=0.05)
+    assert total.tolist() == pytest.approx(exact(mail).tolist(), abs=1.0)
     combined = combine(mail.plan, made)
-    assert combined.records == pytest.approx(180, abs=1)
+    assert combined.records == pytest.approx(180, abs=2)
     said = write_run(mail.plan, combined, tmp_path / "model")
     assert read_run(tmp_path / "model").privacy == said  # as report reads it
     assert read_account(tmp_path / "model").statement() == said  # as privacy reads it
-    assert said.server.epsilon == combined.privacy.server.epsilon and not said.simulated
-    assert (said.alone is None) == (not more) == (said.mechanism.secure is None)
+    assert said.epsilon == combined.privacy.epsilon and not said.seeded
+    assert said.held == "sites"
+    assert (said.towards("alone").epsilon is None) == (not more) == (said.run.secure is None)
     model = load_model(tmp_path / "model")
     x, y = mail.rows["north"]
     right = np.mean(
@@ -151,7 +153,7 @@ def test_three_sites_make_a_model_by_files(tmp_path, more):
 
 def test_a_masked_file_alone_looks_random(tmp_path):
     """One site's words are uniform: half of all bits are set, and the total of two is no sum."""
-    mail = Mail(tmp_path, "noise = 1e-3", "colluders = 1")
+    mail = Mail(tmp_path, "noise = 0.05", "colluders = 1")
     mail.confirm()
     words = [read_sums(path).words for path in mail.sums(mail.keys())]
     for some in (words[0], words[0] + words[1]):
@@ -169,10 +171,9 @@ def test_masks_save_noise_and_the_statement_says_so(tmp_path):
     masked.confirm()
     made = [masked.make(name, masked.keys()) for name in NAMES]
     said = combine(masked.plan, [one.path for one in made]).privacy
-    assert said.server.epsilon == pytest.approx(1.0, rel=1e-3)
-    assert said.alone.epsilon > 1.3
-    for words in ("at most 1 of the other sites", "all other sites collude", "X25519"):
-        assert words in said.quote
+    assert said.towards("server").epsilon == pytest.approx(1.0, rel=1e-3)
+    assert said.towards("alone").epsilon > 1.3
+    assert "at most 1" in said.towards("server").words and "unbroken" in dict(said.needs)
     # The site has another δ than the plan: ε of its ledger by its own account, in closed form.
     assert made[0].delta == 5e-6
     for epsilon, noise in ((made[0].epsilon, np.sqrt(2)), (made[0].epsilon_alone, 1.0)):
@@ -198,8 +199,12 @@ def test_a_repeated_sum_is_stated_as_often_as_it_was_made(tmp_path, more):
     said = write_run(mail.plan, made, tmp_path / "model")
     assert read_account(tmp_path / "model").statement() == said
     hidden = np.sqrt(2) if more else 1.0
-    views = [(said.server, hidden), (made.privacy.server, hidden), (said.third_party, hidden)]
-    views += [(said.alone, 1.0), (made.privacy.alone, 1.0)] if more else [(said.participant, 1.0)]
+    views = [(each.towards("server"), hidden) for each in (said, made.privacy)]
+    views += [(said.towards("third_party"), hidden)]
+    if more:
+        views += [(each.towards("alone"), 1.0) for each in (said, made.privacy)]
+    else:
+        views += [(said.towards("participant"), 1.0)]
     for view, others in views:
         mu = np.sqrt(3) / (2 * once * others)
         epsilon = view.epsilon
@@ -273,19 +278,19 @@ def test_the_commands_show_both_epsilons(tmp_path):
     said = []
     for words in (
         ["sums", "combine", mail.path, *made, "--out", tmp_path / "model"],
-        ["privacy", tmp_path / "model", "--quote"],
         ["privacy", tmp_path / "model"],
         ["report", tmp_path / "model", "--out", tmp_path / "report.html"],
     ):
         answer = CliRunner().invoke(app, [str(word) for word in words])
         assert answer.exit_code == 0, answer.output
         said.append(" ".join(answer.stdout.split()))
-    quote = " ".join(read_run(tmp_path / "model").privacy.quote.split())
-    assert quote in said[0] and quote == said[1]
+    stated = read_run(tmp_path / "model").privacy
+    alone = stated.towards("alone")
     page = (tmp_path / "report.html").read_text()
-    for words in ("if all other sites collude", "at most 1 of the other sites"):
-        assert words in said[1] and words in page
-    assert "1.000" in said[2] and "collude" in said[2]
+    for text in (said[1], page):
+        assert alone.words in text and round_up(alone.epsilon) in text
+        assert round_up(stated.epsilon) in text
+    assert round_up(stated.epsilon) in said[0]
     assert "imulated secure sums" not in page
 
 
@@ -547,7 +552,7 @@ def test_rubbish_is_not_a_file_of_ours(tmp_path, content):
 def test_plans_that_cannot_be_are_refused(tmp_path, old, new, named):
     path = tmp_path / "plan.toml"
     path.write_text(PLAN.format(noise="epsilon = 1.0", more="attempt = 1").replace(old, new))
-    with refuses(f"bad-members|bound-not-applicable|missing-key|not-a-sum: {named}"):
+    with refuses(f"bad-members|no-privacy|missing-key|not-a-sum: {named}"):
         load_plan(path)
 
 

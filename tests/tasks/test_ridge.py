@@ -44,7 +44,7 @@ def exact(task, features, targets):
 @pytest.mark.parametrize("sampling", ["fixed", "poisson"])
 def test_with_little_noise_it_is_the_ridge_regression_of_scikit_learn(sampling):
     """Classes: the scores are three times the exact least squares estimates of the indicators."""
-    privacy = Gaussian(1.3, 1e-5, sampling)
+    privacy = Gaussian(1.3, 0.05, sampling)
     result = train(DATA, TASK, ridge(strength=1000.0), Plan.one_round(), privacy)
     train_rows = DATA.train.features
     indicators = np.eye(3)[DATA.train.labels.numpy()]
@@ -67,13 +67,13 @@ def test_a_number_is_fitted_like_scikit_learn_too():
 @pytest.mark.parametrize("secret", [False, True])
 @pytest.mark.parametrize("sampling", ["fixed", "poisson"])
 def test_both_engines_make_the_same_sums(sampling, secret):
-    """The loop adds record by record what the simulator multiplies out."""
-    privacy = Gaussian(0.8, 1e-7 if secret else 0.5, sampling, secret=secret)
+    """The loop adds record by record what the simulator multiplies out; secret noise differs."""
+    privacy = Gaussian(0.8, 0.05 if secret else 0.5, sampling, secret=secret)
     made = [
         train(DATA, TASK, ridge(), Plan.one_round(), privacy, engine=engine).params
         for engine in ("loop", "simulator")
     ]
-    assert made[0].tolist() == pytest.approx(made[1].tolist(), abs=1e-6)
+    assert made[0].tolist() == pytest.approx(made[1].tolist(), abs=0.02 if secret else 1e-6)
 
 
 def test_records_that_are_not_finite_add_nothing():
@@ -98,9 +98,8 @@ def test_the_penalty_follows_the_noise():
 def test_epsilon_is_solved_for_and_stated():
     privacy = Gaussian(1.0, epsilon=1.0)
     result = train(DATA, TASK, ridge(), Plan.one_round(), privacy)
-    assert result.privacy.server.epsilon == pytest.approx(1.0, rel=1e-3)
+    assert result.privacy.towards("server").epsilon == pytest.approx(1.0, rel=1e-3)
     assert result.privacy.run.query == "sums"
-    assert "bounded sums" in result.privacy.server.theorem
     assert result.setting.task.penalty > 0
 
 
@@ -113,8 +112,8 @@ def test_one_secure_sum_takes_less_noise_for_the_same_epsilon(engine):
     result = train(*given, secure=Secure(colluders=1), engine=engine)
     assert plain.privacy.noise / result.setting.privacy.noise == pytest.approx(3**0.5, rel=2e-3)
     assert plain.task.penalty / result.setting.task.penalty == pytest.approx(3**0.5, rel=2e-3)
-    assert result.privacy.server.epsilon == pytest.approx(1.0, rel=1e-3)
-    assert result.privacy.server.bound == "secure_sums"
+    assert result.privacy.towards("server").epsilon == pytest.approx(1.0, rel=1e-3)
+    assert result.privacy.towards("server").theorem == "4"
     assert result.final.metrics["test_accuracy"] > 0.4
 
 

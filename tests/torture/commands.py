@@ -65,7 +65,6 @@ FETCHED = (f"fetched/{DATASET}/one.bin", f"fetched/{DATASET}/two.bin")
 RECOVER = ["site", "recover", "one/site.toml", "--yes"]
 #: Commands that are not killed here, and why.
 EXCUSED = {
-    "calibrate": "prints",
     "config explain": "prints",
     "config show": "prints",
     "data list": "prints",
@@ -76,7 +75,8 @@ EXCUSED = {
     "site check": "prints",
     "site ledger": "prints",
     "site requests": "prints",
-    "server renew": "two files, each replaced whole; finished by the same command",
+    "provision renew": "a file and a folder, each replaced whole",
+    "site renew": "two files, each replaced whole; finished by the same command",
     "site audit": "prints",
     "site approve": "one line of a journal, then one file that is replaced whole",
     "site refuse": "as site approve",
@@ -105,7 +105,7 @@ def training() -> list[tuple[Work, int]]:
 
 def quick() -> list[tuple[Work, int]]:
     """What takes about a second or less."""
-    opened = ["budget", "budget.jsonl", "--epsilon", "40", "--delta", "0.01"]
+    opened = ["privacy", "budget.jsonl", "--epsilon", "40", "--delta", "0.01"]
     tuned = ("tuning/tuning.csv", "tuning/tuning.png", "tuning/best.toml", "tuning/TUNING.md")
     return [
         (Work("data prepare", PREPARE, prepared, [*PREPARE, "--overwrite"]), 3),
@@ -240,7 +240,7 @@ def federations() -> list[tuple[Work, int]]:
         (
             Work(
                 "provision",
-                ["provision", "sites.toml", "--out", "keys"],
+                ["provision", "new", "sites.toml", "--out", "keys"],
                 files_under("keys"),
                 outputs=invitations,
             ),

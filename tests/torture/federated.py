@@ -101,11 +101,13 @@ def counted_once(folder: Path) -> object:
 def combined(folder: Path) -> object:
     """The model and both ε of its folder."""
     from dpscaffold.models.loading import load_model
+    from dpscaffold.privacy import Statement
 
     said = read_account(folder / "model").statement()
-    if json.loads((folder / "model" / "privacy.json").read_text())["server"] != said["server"]:
+    written = json.loads((folder / "model" / "privacy.json").read_text())
+    if Statement.from_json(written, "privacy.json").guarantees != said.guarantees:
         raise Lost("privacy.json is not what the ledger says")
-    epsilons = said["server"]["epsilon"], said["alone"]["epsilon"]
+    epsilons = said.towards("server").epsilon, said.towards("alone").epsilon
     return load_model(folder / "model").params.tolist(), epsilons
 
 

@@ -249,7 +249,7 @@ def onnx_inputs(folder: Path) -> object:
 
 def open_budget(folder: Path) -> None:
     """A budget that is never exhausted here."""
-    done(folder, ["budget", "budget.jsonl", "--epsilon", "40", "--delta", "0.01"])
+    done(folder, ["privacy", "budget.jsonl", "--epsilon", "40", "--delta", "0.01"])
 
 
 def two_runs(folder: Path) -> None:
@@ -317,6 +317,6 @@ def files_under(name: str) -> Result:
 
 def budget_opened(folder: Path) -> object:
     """A budget that can be read."""
-    status = run(folder, ["budget", "budget.jsonl", "--json"])
+    status = run(folder, ["privacy", "budget.jsonl", "--json"])
     expect(status == 0, "the budget file cannot be read", folder)
     return world.budget_total(folder / "budget.jsonl")[0]

@@ -14,12 +14,13 @@ from pathlib import Path
 
 import pytest
 from refusals import refuses
+from stated import over_draw, written
 from training.test_crashes import DATA, SECRET, SEEDED, Crash, die_after, journalled
 from typer.testing import CliRunner
 
 from dpscaffold import BadInput, Budget, Gaussian, Logistic, Plan, fedavg, synthetic, train
 from dpscaffold.cli import app
-from dpscaffold.privacy import RANDOM_PARTICIPATION, Ledger, Mechanism
+from dpscaffold.privacy import Ledger
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.runs.account import PrivacyAccount
 from dpscaffold.runs.budget_file import BudgetFile, BudgetRound
@@ -65,7 +66,7 @@ def price(run, rounds=6, seed=4, again=()):
     for round in again:
         users = draw.cohort(round, run.users, run.cohort_size).tolist()
         ledger.record(round, users, again=True)
-    over = RANDOM_PARTICIPATION.epsilon(run, rounds, repeats=ledger.repeats)
+    over = over_draw(run, rounds, again=ledger.extra)
     return max(over, ledger.largest())
 
 
@@ -81,8 +82,8 @@ def test_a_run_is_granted_its_whole_plan(federation, file, tmp_path):
     contents = BudgetFile(file).read()
     (grant,) = contents.grants.values()
     assert grant.epsilon == pytest.approx(price(run)) and grant.delta == run.delta
-    assert grant.epsilon >= result.privacy["server"]["epsilon"] * (1 - 1e-9)
-    assert grant.epsilon >= result.privacy["ledger"]["epsilon"] * (1 - 1e-9)
+    assert grant.epsilon >= result.privacy.towards("server").epsilon * (1 - 1e-9)
+    assert grant.epsilon >= result.privacy.towards("server").given * (1 - 1e-9)
     identity = json.loads((tmp_path / "run" / "run.json").read_text())["data"]
     assert len(identity) == 64 and identity not in (tmp_path / "budget.jsonl").read_text()
     # All of it was reserved before the first round, and each round before it was over.
@@ -99,10 +100,10 @@ def test_a_draw_that_nobody_chose_is_granted_over_the_draw(federation, file, tmp
     (grant,) = BudgetFile(file).read().grants.values()
     result = go(federation, file, tmp_path / "run", plan=plan)
     run = result.setting.describe()
-    assert grant.epsilon == pytest.approx(RANDOM_PARTICIPATION.epsilon(run, 6))
-    spent = RANDOM_PARTICIPATION.epsilon(run, 6, repeats=(1, 1))
+    assert grant.epsilon == pytest.approx(over_draw(run, 6))
+    spent = over_draw(run, 6, again=2)
     assert BudgetFile(file).read().spent[0] == pytest.approx(spent)
-    assert result.privacy["quoted"]["epsilon"] == pytest.approx(spent)
+    assert result.privacy.epsilon == pytest.approx(spent)
 
 
 def test_runs_add_up_until_one_is_refused(federation, file, tmp_path):
@@ -253,8 +254,8 @@ def test_a_copy_from_between_the_ledger_and_the_budget_file(
     result = go(federation, file, tmp_path / "run")
     rounds, again = journalled(tmp_path / "run")
     assert (rounds, again) == (6, (1, 2))
-    spent = RANDOM_PARTICIPATION.epsilon(result.setting.describe(), rounds, repeats=again)
-    assert result.privacy["server"]["epsilon"] == pytest.approx(spent)
+    spent = over_draw(result.setting.describe(), rounds, again=sum(again))
+    assert result.privacy.towards("server").epsilon == pytest.approx(spent)
     assert sum(BudgetFile(file).read().participations.values()) == rounds + sum(again)
 
 
@@ -332,16 +333,15 @@ def test_the_commands(tmp_path):
     file, config = tmp_path / "budget.jsonl", tmp_path / "run.toml"
     config.write_text(CONFIG.replace("FILE", str(file)).replace("[plan]", "[plan]\nseed = 0"))
     missing = call("train", config, "--out", tmp_path / "a")
-    assert "no budget file; open one with: dpscaffold budget" in str(missing.exception)
-    opened = call("budget", file, "--epsilon", "0.3", "--delta", "0.1")
+    assert "no budget file; open one with: dpscaffold privacy" in str(missing.exception)
+    opened = call("privacy", file, "--epsilon", "0.3", "--delta", "0.1")
     assert opened.exit_code == 0 and "left: epsilon = 0.300" in opened.stdout
     assert call("train", config, "--out", tmp_path / "a").exit_code == 0
     refused = call("train", config, "--out", tmp_path / "b", "--set", "plan.seed=9")
     assert isinstance(refused.exception, BadInput) and "\n" not in str(refused.exception)
     assert not (tmp_path / "b").exists()
-    said = json.loads(call("budget", file, "--json").stdout)
+    said = json.loads(call("privacy", file, "--json").stdout)
     assert said["runs"][0]["participations"] == 3 and said["runs"][0]["noise_seed"] is None
-    assert "secret" in call("budget", file).stdout
     assert call("train", config, "--out", tmp_path / "a", "--resume").exit_code == 0
 
 
@@ -362,7 +362,7 @@ def test_kill_and_resume_by_the_commands(tmp_path):
     assert call("train", config, "--out", tmp_path / "run", "--resume").exit_code == 0
     lines = [json.loads(line) for line in (tmp_path / "run" / "ledger.jsonl").open()]
     again = [line["round"] for line in lines if line.get("again")]
-    run = Mechanism.from_dict(json.loads((tmp_path / "run" / "privacy.json").read_text())["run"])
+    run = written(tmp_path / "run").run
     contents = BudgetFile(file).read()
     assert contents.spent[0] >= price(run, 120, again=again) * (1 - 1e-9)
     assert contents.spent[0] <= price(run, 120, again=again) * 1.0001
@@ -372,21 +372,28 @@ def test_kill_and_resume_by_the_commands(tmp_path):
 def test_bad_commands_are_one_sentence(tmp_path):
     file = tmp_path / "budget.jsonl"
     cases = {
-        ("budget", file): "is no budget file",
-        ("budget", file, "--epsilon", "1"): "--epsilon is given without --delta",
-        ("budget", file, "--delta", "0.1"): "--delta is given without --epsilon",
-        ("budget", file, "--epsilon", "-1", "--delta", "0.1"): "epsilon is -1",
-        ("budget", file, "--epsilon", "1", "--delta", "2"): "delta is 2",
-        ("budget", tmp_path / "no" / "b", "--epsilon", "1", "--delta", "0.1"): "folder does not",
+        ("privacy", file): "is no budget file",
+        ("privacy", file, "--epsilon", "1"): "--epsilon is given without --delta",
+        ("privacy", file, "--delta", "0.1"): "--delta is given without --epsilon",
+        ("privacy", file, "--epsilon", "-1", "--delta", "0.1"): "epsilon is -1",
+        ("privacy", file, "--epsilon", "1", "--delta", "2"): "delta is 2",
+        (
+            "privacy",
+            tmp_path / "no" / "b.jsonl",
+            "--epsilon",
+            "1",
+            "--delta",
+            "0.1",
+        ): "folder does not",
     }
     for arguments, words in cases.items():
         error = call(*arguments).exception
         assert isinstance(error, BadInput) and words in str(error) and "\n" not in str(error)
     assert not list(tmp_path.iterdir())
     BudgetFile.open(file, 1.0, 0.1).participate(BudgetRound("a", 1), after=0)
-    assert "exists" in str(call("budget", file, "--epsilon", "1", "--delta", "0.1").exception)
-    (tmp_path / "text").write_text("hello\n")
-    assert "damaged" in str(call("budget", tmp_path / "text").exception)
+    assert "exists" in str(call("privacy", file, "--epsilon", "1", "--delta", "0.1").exception)
+    (tmp_path / "text.jsonl").write_text("hello\n")
+    assert "damaged" in str(call("privacy", tmp_path / "text.jsonl").exception)
     tune = tmp_path / "tune.toml"
     tune.write_text(CONFIG.replace("FILE", str(file)))
     assert "tuning reserves none" in str(call("tune", tune).exception)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 
@@ -11,6 +10,7 @@ import pytest
 from refusals import refuses
 from scipy.optimize import linprog
 from small import UNEQUAL, federation, setting
+from stated import written
 from typer.testing import CliRunner
 
 from dpscaffold import Gaussian, Plan, fedavg, train
@@ -18,16 +18,19 @@ from dpscaffold.audit.subject import _described
 from dpscaffold.cli import app
 from dpscaffold.config import parse
 from dpscaffold.data.loading import load_federation
-from dpscaffold.privacy import RANDOM_PARTICIPATION, bound_for
-from dpscaffold.privacy.by_user import epsilons_by_user
-from dpscaffold.privacy.showing import round_up
-from dpscaffold.privacy.statement_types import Statement
-from dpscaffold.report.runs import comparison_table, epsilon_note, read_run
+from dpscaffold.privacy import adversaries, epsilons_by_group, noise_seen, round_up
+from dpscaffold.report.runs import comparison_table, read_run
 from dpscaffold.setting import Secure, Setting
 from dpscaffold.setting.budgets import joint_noises, own_noises
 
 TABLE = {"default": 6.0, "1": 1.0, "4": 2.5}
 BUDGETS = np.array([6.0, 1.0, 6.0, 6.0, 2.5, 6.0])
+
+
+def spent_by(run, rounds=None):
+    """ε of each user, where no two are alike; with a user as unit, of each kind of them."""
+    each = np.array(epsilons_by_group(run, adversaries(run)["server"], rounds))
+    return each[list(run.membership)]
 
 
 def private(table=TABLE, **changes: object) -> Gaussian:
@@ -37,7 +40,7 @@ def private(table=TABLE, **changes: object) -> Gaussian:
 @pytest.mark.parametrize("changes", [{}, {"sampling": "poisson"}, {"unit": "user"}], ids=str)
 def test_the_noise_of_each_user_keeps_its_own_budget(changes):
     run = setting("scaffold", "logistic", private(**changes))
-    spent = epsilons_by_user(RANDOM_PARTICIPATION, run.mechanism)
+    spent = spent_by(run.mechanism)
     assert (spent <= BUDGETS).all() and (spent >= 0.98 * BUDGETS).all()
     alone = setting("scaffold", "logistic", Gaussian(0.7, epsilon=1.0, **changes))
     if changes:  # there, every user has one rate
@@ -61,9 +64,9 @@ def test_secure_sums_keep_every_budget(weighting, colluders):
         privacy=private(),
         secure=Secure(colluders),
     )
-    bound = bound_for(run.mechanism, "server")
-    spent = epsilons_by_user(bound, run.mechanism)
-    assert bound.name == "secure_sums" and (spent <= BUDGETS).all()
+    spent = spent_by(run.mechanism)
+    assert noise_seen(run.mechanism, adversaries(run.mechanism)["server"]).theorem == "4"
+    assert (spent <= BUDGETS).all()
     assert (spent / BUDGETS).max() > 0.98  # somebody needs all of the noise
     loud = run.weights * run.known(range(6)).spread[:, 0]
     assert loud.numpy() == pytest.approx(float(loud[0]), rel=1e-3)  # equal noise in the sum
@@ -94,55 +97,25 @@ def test_weights_by_noise_give_the_mean_of_a_sum_the_least_noise():
     assert best.success and common.mean() <= 1.005 * best.x[6]
 
 
-@pytest.mark.parametrize("most", [50, 3])
-def test_the_page_of_a_run_names_its_users_and_that_of_a_model_does_not(
-    tmp_path, monkeypatch, most
-):
-    monkeypatch.setattr("dpscaffold.report.statement_page.MOST_USERS", most)
-    names = ("north", "east", "a|b", "west", "coast", "hill")
-    data = replace(federation(UNEQUAL), names=names)
-    plan = Plan(rounds=2, local_steps=1, user_ratio=0.5, data_ratio=1 / 3)
-    run = setting("fedavg", "logistic", "fixed", data)
-    table = {"default": 6.0, "east": 1.0}
-    result = train(data, run.task, fedavg(), plan, private(table), out=tmp_path / "run")
-    page = (tmp_path / "run" / "privacy.md").read_text()
-    least = round_up(result.privacy.by_user.epsilon[1])
-    if most == 50:
-        assert f"| east | {least} |" in page and "| a\\|b |" in page
-    else:
-        assert "The least is that of user east, the most that of" in page
-    result.model.save(tmp_path / "model")
-    inside = [path.read_text("utf-8", "replace") for path in (tmp_path / "model").iterdir()]
-    assert any("Epsilon of each user" in text for text in inside)
-    assert not any("coast" in text for text in inside)
-
-
 def test_a_run_states_every_budget(tmp_path):
     data = federation(UNEQUAL)
     plan = Plan(rounds=3, local_steps=2, user_ratio=0.5, data_ratio=1 / 3, weighting="noise")
     run = setting("fedavg", "logistic", "fixed", data)
     result = train(data, run.task, fedavg(), plan, private(), out=tmp_path / "run")
     said = result.privacy
-    assert said.by_user.epsilon == pytest.approx(
-        epsilons_by_user(RANDOM_PARTICIPATION, said.run, 3)
-    )
-    assert said.server.epsilon == max(said.by_user.epsilon) <= 6.0
-    assert said.by_user.epsilon[1] <= 1.0 and said.by_user.epsilon_over_users.min <= 1.0
-    assert "budgets of their own" in said.quote
-    stored = json.loads((tmp_path / "run" / "privacy.json").read_text())
-    assert Statement.from_json(stored).by_user.noise == said.by_user.noise
+    assert said.by_group == pytest.approx(spent_by(result.setting.mechanism, 3))
+    assert said.towards("server").epsilon == max(said.by_group) <= 6.0
+    assert said.by_group[1] <= 1.0
+    assert written(tmp_path / "run").by_group == said.by_group
     page = (tmp_path / "run" / "privacy.md").read_text()
-    assert "## Epsilon of each user" in page
+    assert round_up(min(said.by_group)) in page and round_up(max(said.by_group)) in page
     record = read_run(tmp_path / "run")
-    spread = record.row()["epsilon_over_users"]
-    assert spread["max"] == said.server.epsilon and spread["min"] <= 1.0
-    assert "least" in epsilon_note([record]) and "–" in str(comparison_table([record], 20))
+    low, high = round_up(min(said.by_group)), round_up(max(said.by_group))
+    assert f"{low}–{high}" in str(comparison_table([record], 20))
     answer = CliRunner().invoke(
         app, ["report", str(tmp_path / "run"), "--out", str(tmp_path / "page.html")]
     )
     assert answer.exit_code == 0, answer.output
-    text = (tmp_path / "page.html").read_text()
-    assert "Users by their own ε" in text
 
 
 def test_more_rounds_add_up_for_each_user(tmp_path):
@@ -153,10 +126,8 @@ def test_more_rounds_add_up_for_each_user(tmp_path):
     one = train(data, run.task, fedavg(), plan, solved, out=tmp_path / "run")
     more = replace(plan, rounds=4)
     two = train(data, run.task, fedavg(), more, solved, out=tmp_path / "run", resume=True)
-    assert np.array(two.privacy.by_user.epsilon) == pytest.approx(
-        2 * np.array(one.privacy.by_user.epsilon)
-    )
-    assert two.privacy.server.epsilon >= max(two.privacy.by_user.epsilon) * (1 - 1e-9)
+    assert np.array(two.privacy.by_group) == pytest.approx(2 * np.array(one.privacy.by_group))
+    assert two.privacy.towards("server").epsilon >= max(two.privacy.by_group) * (1 - 1e-9)
 
 
 def test_a_configuration_has_a_table():
@@ -197,7 +168,7 @@ def test_other_mistakes_are_refused():
         Gaussian(0.7, 2.0, epsilon=TABLE)
     with refuses("noise-disagrees: privacy.noise is 1 … 2.5"):
         Gaussian(0.7, 1.0, noise_by_user=(2.5, 3.0))
-    with refuses("noise-out-of-range: noise_by_user[1]"):
+    with refuses("noise-disagrees: noise_by_user"):
         Gaussian(0.7, 2.5, noise_by_user=(2.5, 0.0))
     with refuses("not-a-list"):
         Gaussian(0.7, 2.5, noise_by_user=())
@@ -205,8 +176,6 @@ def test_other_mistakes_are_refused():
         setting("fedavg", "logistic", Gaussian(0.7, 2.5, noise_by_user=(2.5, 3.0)))
     with refuses("median-clip: noise"):
         setting("fedavg", "logistic", Gaussian("median", 1.0), weighting="noise")
-    with refuses("conflicting-arguments: paper-third-party"):
-        setting("fedavg", "logistic", private(view="paper-third-party"))
     named = replace(data.roster, names=("default", *data.roster.names[1:]))
     run = setting("fedavg", "logistic", "fixed", data)
     with refuses("conflicting-arguments: default"):

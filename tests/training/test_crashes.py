@@ -16,12 +16,12 @@ from itertools import product
 
 import pytest
 from refusals import refuses
+from stated import check_told_alike, over_draw, read, stated
 from typer.testing import CliRunner
 
 from dpscaffold import BadInput, Budget, Gaussian, Logistic, Plan, fedavg, synthetic, train
 from dpscaffold.cli import app
 from dpscaffold.engines import Simulator
-from dpscaffold.privacy import RANDOM_PARTICIPATION
 
 SECRET = Gaussian(clip=1.0, noise=3.0, secret=True)
 SEEDED = Gaussian(clip=1.0, noise=3.0)
@@ -87,23 +87,15 @@ def journalled(folder):
 def released(folder, run):
     """ε towards the server of all that the journal says was released."""
     rounds, repeats = journalled(folder)
-    return RANDOM_PARTICIPATION.epsilon(run, rounds, repeats=repeats)
-
-
-def privacy_command(folder):
-    answer = CliRunner().invoke(app, ["privacy", str(folder), "--json"])
-    assert answer.exit_code == 0, answer.output
-    return json.loads(answer.stdout)
+    return over_draw(run, rounds, again=sum(repeats))
 
 
 def check(result):
     """The statement, returned and written, and the last shown ε are the journal's."""
     true = released(result.folder, result.setting.describe())
-    assert result.privacy["server"]["epsilon"] == pytest.approx(true, rel=1e-9)
-    assert result.privacy["rounds"] == journalled(result.folder)[0]
-    stated = json.loads((result.folder / "privacy.json").read_text())
-    assert stated == privacy_command(result.folder)
-    assert stated["journal"]["head"] in (result.folder / "privacy.md").read_text()
+    assert result.privacy.towards("server").epsilon == pytest.approx(true, rel=1e-9)
+    assert result.privacy.rounds == journalled(result.folder)[0]
+    check_told_alike(result.folder)
 
 
 def stop_in_first_round():
@@ -143,7 +135,7 @@ OTHER = [((2, 2, 2), SEEDED), *product([(8,), (8, 8)], [SECRET, SEEDED])]
 def test_every_epsilon_counts_what_was_lost(federation, tmp_path, ending, moment, privacy, crashes):
     """Kill × resume × {completion, SIGTERM, halt}: what is stated is what the journal says."""
     folder, run = tmp_path / "run", described(federation, privacy)
-    target = (1.05 if privacy.secret else 0.95) * RANDOM_PARTICIPATION.epsilon(run, 9)
+    target = over_draw(run, 9, again=2) if privacy.secret else 0.95 * over_draw(run, 9)
     budget = (
         Budget("1/records", target_epsilon=target) if ending == "budget" else Budget("1/records")
     )
@@ -185,18 +177,17 @@ def halts_at_once(federation, folder, run, target, crashes):
 def test_the_target_counts_rounds_that_were_lost(federation, tmp_path):
     """Rounds 7 and 8 were lost: the next release makes 8 rounds and a repeat, not 7 and one."""
     run = described(federation, SECRET)
-    kept, true = (RANDOM_PARTICIPATION.epsilon(run, n, repeats=(1,)) for n in (7, 8))
-    assert RANDOM_PARTICIPATION.epsilon(run, 8) < (kept + true) / 2 < true
+    kept, true = (over_draw(run, n, again=1) for n in (7, 8))
+    assert over_draw(run, 8) < (kept + true) / 2 < true
     halts_at_once(federation, tmp_path / "run", run, (kept + true) / 2, [8])
 
 
 def test_a_lost_round_weighs_as_often_as_it_was_released(federation, tmp_path):
-    """Round 1 released a third time is one draw seen three times, which is more than two draws
-    seen twice."""
+    """Round 1 released a third time is two participations more than were planned, not one."""
     run = described(federation, SECRET)
-    apart, true = (RANDOM_PARTICIPATION.epsilon(run, 2, repeats=r) for r in ((1, 1), (2,)))
-    assert apart < true
-    halts_at_once(federation, tmp_path / "run", run, (apart + true) / 2, [2, 1])
+    once, twice = (over_draw(run, 2, again=more) for more in (1, 2))
+    assert once < twice
+    halts_at_once(federation, tmp_path / "run", run, (once + twice) / 2, [2, 1])
 
 
 def test_a_statement_is_withdrawn_before_more_is_released(federation, tmp_path):
@@ -206,7 +197,7 @@ def test_a_statement_is_withdrawn_before_more_is_released(federation, tmp_path):
     assert first.ended == "interrupted" and (folder / "privacy.json").exists()
     crash(federation, folder, 5)
     assert not (folder / "privacy.json").exists() and not (folder / "privacy.md").exists()
-    assert privacy_command(folder)["rounds"] == 5
+    assert stated(folder).rounds == 5
     check(go(federation, folder))
 
 
@@ -237,7 +228,7 @@ def test_kill_nine_and_two_processes(federation, tmp_path):
         with refuses(f"folder-in-use: ({child.pid})"):
             go(federation, tmp_path / "run")
         answer = CliRunner().invoke(app, ["privacy", str(tmp_path / "run"), "--json"])
-        assert answer.exit_code == 0 and json.loads(answer.stdout)["rounds"] == 8
+        assert answer.exit_code == 0 and read(json.loads(answer.stdout)).rounds == 8
         assert contents(tmp_path / "run") == before
     finally:
         child.kill()
@@ -308,7 +299,7 @@ def test_a_torn_line_bricks_no_run(federation, tmp_path, size):
     line = (folder / "ledger.jsonl").read_bytes().splitlines(keepends=True)[-1]
     with (folder / "ledger.jsonl").open("ab") as stream:
         stream.write(line.replace(b'"round": 8', b'"round": 9')[:-1][:size])
-    assert privacy_command(folder)["rounds"] == 8
+    assert stated(folder).rounds == 8
     check(go(federation, folder))
 
 

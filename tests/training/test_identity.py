@@ -144,7 +144,7 @@ def test_budget_files_tell_nothing_of_the_records(federation, tmp_path):
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     (grant,) = [line for line in lines if line["event"] == "grant"]
     assert set(grant["account"]) == {"unit", "neighbours", "noise_seed"}
-    shown = CliRunner().invoke(app, ["budget", str(file), "--json"]).stdout
+    shown = CliRunner().invoke(app, ["privacy", str(file), "--json"]).stdout
     assert identity_of(tmp_path / "run") not in file.read_text() + shown
 
 
@@ -159,7 +159,7 @@ def test_budget_files_of_earlier_versions_are_read(tmp_path):
     granted = {"participations": 5, "epsilon": 0.25, "delta": 1e-6}
     grant = {"event": "grant", "run": "a", "plan": "", "account": account, "grant": granted}
     journal.append(grant)
-    shown = CliRunner().invoke(app, ["budget", str(tmp_path / "budget.jsonl"), "--json"])
+    shown = CliRunner().invoke(app, ["privacy", str(tmp_path / "budget.jsonl"), "--json"])
     assert json.loads(shown.stdout)["spent"]["epsilon"] == 0.25 and "6f3c" * 8 not in shown.stdout
 
 

@@ -157,7 +157,7 @@ def test_private_labels_of_a_module_keep_the_promised_clip(tmp_path: Path) -> No
         for engine in ("simulator", "loop")
     ]
     torch.testing.assert_close(runs[0].params, runs[1].params, rtol=1e-4, atol=1e-5)
-    assert runs[0].privacy["server"]["epsilon"] > 0
+    assert runs[0].privacy.towards("server").epsilon > 0
 
 
 @pytest.fixture(scope="module")

@@ -18,14 +18,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refuses
+from stated import over_draw, read, spent, stated, written
 from typed import typed
 
 from dpscaffold import Gaussian, Logistic, Plan, scaffold, synthetic, train
-from dpscaffold.privacy import Ledger, describe
-from dpscaffold.privacy.adding import statement_of_parts
-from dpscaffold.privacy.bounds import RANDOM_PARTICIPATION
-from dpscaffold.privacy.costs import Cost
-from dpscaffold.privacy.ledger import spent
+from dpscaffold.privacy import Cost, Facts, Ledger, Part, describe, state
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.runs.budget_file import BudgetFile
 from dpscaffold.runs.journal import Journal
@@ -41,9 +38,9 @@ def go(plan: Plan, out: Path, resume: bool = True, privacy=NOISY, **more):
     return train(DATA, Logistic(4, 3), scaffold(), plan, privacy, out=out, resume=resume, **more)
 
 
-def alone(rounds: int, run, repeats: tuple[int, ...] = ()) -> float:
+def alone(rounds: int, run, again: int = 0) -> float:
     """ε of this many rounds of this mechanism, as if nothing else had run."""
-    return RANDOM_PARTICIPATION.epsilon(replace(run, rounds=rounds), rounds, (), repeats)
+    return over_draw(replace(run, rounds=rounds), rounds, again=again)
 
 
 def test_more_rounds_are_those_of_a_longer_run_and_their_epsilon_adds(tmp_path: Path) -> None:
@@ -55,28 +52,22 @@ def test_more_rounds_are_those_of_a_longer_run_and_their_epsilon_adds(tmp_path: 
     run = read_account(tmp_path / "whole").ledger.run
     parts = alone(6, run), alone(4, run)
     said = more.privacy
-    assert first.privacy["server"]["epsilon"] == parts[0]
+    assert first.privacy.towards("server").epsilon == parts[0]
     for view in ("server", "third_party", "participant"):
-        assert said[view]["epsilon"] == math.fsum(parts) > whole.privacy[view]["epsilon"]
-    assert said["delta"] == said["server"]["delta"] == 2 * run.delta and said["rounds"] == 10
+        assert said.towards(view).epsilon == math.fsum(parts) > whole.privacy.towards(view).epsilon
+    assert said.delta == 2 * run.delta and said.rounds == 10
     # Given who took part: each user's participations, before and after, from the journal.
     counts = [[0] * 8, [0] * 8]
     for entry in read_entries(Journal(tmp_path / "run" / "ledger.jsonl")):
         for user in entry.users:
             counts[entry.round > 6][user] += 1
-    each = [
-        spent(run, counts[0][u], run.group_of(u)) + spent(run, counts[1][u], run.group_of(u))
-        for u in range(8)
-    ]
-    assert said["ledger"]["epsilon"] == pytest.approx(max(each), rel=1e-12)
-    assert said["ledger"]["epsilon"] > whole.privacy["ledger"]["epsilon"]
+    each = [spent(run, counts[0][u], u) + spent(run, counts[1][u], u) for u in range(8)]
+    assert said.towards("server").given == pytest.approx(max(each), rel=1e-12)
+    assert said.towards("server").given > whole.privacy.towards("server").given
     # The live numbers, the folder, the written statement and a later reading agree.
-    assert more.final["epsilon_server"] == said["server"]["epsilon"]
-    assert json.loads((tmp_path / "run" / "privacy.json").read_text()) == json.loads(
-        json.dumps(read_account(tmp_path / "run").statement().to_json())
-    )
-    assert f"{len(said['parts'])} parts" in said["quote"]
-    assert "more rounds once after" in said["quote"]
+    assert more.final["epsilon_server"] == said.towards("server").epsilon
+    assert written(tmp_path / "run") == said == read_account(tmp_path / "run").statement()
+    assert [part.rounds for part in said.parts] == [6, 4]
     with refuses("fewer-rounds"):
         go(PLAN, tmp_path / "run")
 
@@ -86,8 +77,8 @@ def test_it_can_be_given_more_twice_and_other_changes_are_refused(tmp_path: Path
     go(replace(PLAN, rounds=8), tmp_path / "run")
     last = go(replace(PLAN, rounds=11), tmp_path / "run")
     run = read_account(tmp_path / "run").ledger.run
-    assert last.privacy["server"]["epsilon"] == math.fsum([alone(n, run) for n in (6, 2, 3)])
-    assert last.privacy["delta"] == pytest.approx(3 * run.delta)
+    assert last.privacy.towards("server").epsilon == math.fsum([alone(n, run) for n in (6, 2, 3)])
+    assert last.privacy.delta == pytest.approx(3 * run.delta)
     with refuses("configuration-changed: plan.learning_rate = 0.5 … 0.1"):
         go(replace(PLAN, rounds=20, learning_rate=0.1), tmp_path / "run")
     assert json.loads((tmp_path / "run" / "setting.json").read_text())["plan"]["rounds"] == 11
@@ -98,24 +89,24 @@ def test_a_larger_T_fixed_in_advance_is_one_mechanism(tmp_path: Path, privacy) -
     """Stated before and after as what it is, T = 10, with nothing counted twice."""
     planned = replace(PLAN, max_rounds=10)
     run = go(replace(PLAN, rounds=10), tmp_path / "whole", False, privacy)
-    one = run.privacy["server"]["epsilon"]
+    one = run.privacy.towards("server").epsilon
     first = go(planned, tmp_path / "run", False, privacy)
-    assert first.rounds == 6 and first.privacy["rounds"] == 10
+    assert first.rounds == 6 and first.privacy.rounds == 10
     more = go(replace(planned, rounds=10), tmp_path / "run", True, privacy)
     for result in (first, more):
-        assert result.privacy["server"]["epsilon"] == one
-        assert result.privacy["ledger"]["epsilon"] == run.privacy["ledger"]["epsilon"]
-        assert result.privacy["delta"] == run.privacy["delta"]
+        assert result.privacy.towards("server").epsilon == one
+        assert result.privacy.towards("server").given == run.privacy.towards("server").given
+        assert result.privacy.delta == run.privacy.delta
         assert result.final["epsilon_server"] == one
-    assert more.rounds == 10 and read_account(tmp_path / "run").ledger.repeats == ()
+    assert more.rounds == 10 and read_account(tmp_path / "run").ledger.extra == 0
     if privacy is NOISY:
         assert torch.equal(more.params, run.params)
     with refuses("out-of-range: max_rounds is 10 … plan.rounds is 12"):
         replace(planned, rounds=12)
     beyond = go(replace(planned, rounds=12, max_rounds=13), tmp_path / "run", True, privacy)
     mechanism = read_account(tmp_path / "run").ledger.run
-    assert beyond.privacy["server"]["epsilon"] == math.fsum([one, alone(3, mechanism)])
-    assert beyond.privacy["rounds"] == 13
+    assert beyond.privacy.towards("server").epsilon == math.fsum([one, alone(3, mechanism)])
+    assert beyond.privacy.rounds == 13
 
 
 def test_epsilon_is_calibrated_for_the_larger_T() -> None:
@@ -123,7 +114,9 @@ def test_epsilon_is_calibrated_for_the_larger_T() -> None:
     longer = train(DATA, Logistic(4, 3), scaffold(), replace(PLAN, rounds=10), given)
     planned = train(DATA, Logistic(4, 3), scaffold(), replace(PLAN, max_rounds=10), given)
     assert planned.setting.privacy.noise == longer.setting.privacy.noise
-    assert planned.privacy["server"]["epsilon"] == longer.privacy["server"]["epsilon"] <= 2.0
+    assert (
+        planned.privacy.towards("server").epsilon == longer.privacy.towards("server").epsilon <= 2.0
+    )
     assert planned.rounds == 6 and planned.final["epsilon_server"] > 1.9
 
 
@@ -150,14 +143,12 @@ def test_a_crash_among_the_further_rounds_is_counted(tmp_path: Path, advance: bo
     assert max(e.round for e in read_entries(Journal(tmp_path / "run" / "ledger.jsonl"))) >= 9
     result = go(replace(plan, rounds=10), tmp_path / "run", True, SECRET)
     run = after.ledger.run
-    repeats = read_account(tmp_path / "run").ledger.repeats
-    assert repeats == (1,), "round 9 was released, and lost with the crash"
+    extra = read_account(tmp_path / "run").ledger.extra
+    assert extra == 1, "round 9 was released, and lost with the crash"
     wanted = (
-        RANDOM_PARTICIPATION.epsilon(run, 10, (), (1,))
-        if advance
-        else math.fsum([alone(6, run), alone(4, run, (1,))])
+        over_draw(run, 10, again=1) if advance else math.fsum([alone(6, run), alone(4, run, 1)])
     )
-    assert result.privacy["server"]["epsilon"] == wanted
+    assert result.privacy.towards("server").epsilon == wanted
 
 
 def test_a_crash_between_journal_and_plan_loses_nothing(tmp_path: Path, monkeypatch) -> None:
@@ -173,7 +164,7 @@ def test_a_crash_between_journal_and_plan_loses_nothing(tmp_path: Path, monkeypa
     with pytest.raises(Killed):
         go(replace(PLAN, rounds=10), tmp_path / "run")
     before = read_account(tmp_path / "run").statement()
-    assert before["rounds"] == 6 and "parts" not in before, "no further round has been released"
+    assert before.rounds == 6 and len(before.parts) == 1, "no further round has been released"
 
     def half(self, config, setting):
         self.write_text("config.toml", config)
@@ -185,7 +176,7 @@ def test_a_crash_between_journal_and_plan_loses_nothing(tmp_path: Path, monkeypa
     monkeypatch.setattr(RunFolder, "replan", replan)
     more = go(replace(PLAN, rounds=10), tmp_path / "run")
     run = read_account(tmp_path / "run").ledger.run
-    assert more.privacy["server"]["epsilon"] == math.fsum([alone(6, run), alone(4, run)])
+    assert more.privacy.towards("server").epsilon == math.fsum([alone(6, run), alone(4, run)])
 
 
 def test_a_plan_that_was_edited_by_hand_adds_all_the_same(tmp_path: Path) -> None:
@@ -197,7 +188,7 @@ def test_a_plan_that_was_edited_by_hand_adds_all_the_same(tmp_path: Path) -> Non
         path.write_text(path.read_text().replace("rounds = 6\n", "rounds = 10\n"))
     more = go(replace(PLAN, rounds=10), tmp_path / "run")
     run = read_account(tmp_path / "run").ledger.run
-    assert more.privacy["server"]["epsilon"] == math.fsum([alone(6, run), alone(4, run)])
+    assert more.privacy.towards("server").epsilon == math.fsum([alone(6, run), alone(4, run)])
     lines = (tmp_path / "run" / "ledger.jsonl").read_text().splitlines(keepends=True)
     kept = [line for line in lines if "extends" not in line]
     assert len(kept) == len(lines) - 1
@@ -226,8 +217,8 @@ def test_a_budget_file_grants_further_rounds_or_refuses_them(tmp_path: Path) -> 
     granted, delta = contents.spent
     assert len(contents.grants) == 2 and delta == 2 * run.delta
     said = more.privacy
-    assert granted >= max(said["server"]["epsilon"], said["ledger"]["epsilon"])
-    assert delta == said["delta"]
+    assert granted >= max(said.towards("server").epsilon, said.towards("server").given)
+    assert delta == said.delta
     go(replace(PLAN, rounds=8), tmp_path / "run", budget=budget)
     assert len(BudgetFile(path).read().grants) == 2, "resuming asks for nothing again"
 
@@ -241,39 +232,36 @@ def test_a_target_halts_the_further_rounds(tmp_path: Path) -> None:
     go(PLAN, tmp_path / "run", False, budget=budget)
     more = go(replace(PLAN, rounds=12), tmp_path / "run", budget=budget)
     assert more.ended == "budget" and more.rounds == 8
-    assert more.privacy["server"]["epsilon"] <= target
+    assert more.privacy.towards("server").epsilon <= target
 
 
 @pytest.mark.parametrize("privacy", [NOISY, SECRET], ids=["seeded", "secret"])
-@pytest.mark.parametrize("counted", [True, False], ids=["and a count", "epsilon alone"])
-def test_what_each_user_may_spend_holds_over_all_parts(tmp_path: Path, privacy, counted) -> None:
+def test_what_each_user_may_spend_holds_over_all_parts(tmp_path: Path, privacy) -> None:
     """A user declines where its sum over the parts, found here from the journal alone, would exceed
     its ε, and takes part wherever it would not."""
     full = replace(PLAN, user_ratio=1.0)
     go(full, tmp_path / "probe", False, privacy)
     run = read_account(tmp_path / "probe").ledger.run
-    group = run.group_of(0)
-    # Six participations and two more fit, three more do not; in one part seven would be too many.
-    cap = 1e-9 + spent(run, 6, group) + spent(run, 2, group)
-    budget = Budget(user_epsilon=cap, max_participations=7 if counted else None)
+    # Six participations and two more fit, three more do not.
+    cap = 1e-9 + spent(run, 6) + spent(run, 2)
+    budget = Budget(user_epsilon=cap)
     go(full, tmp_path / "run", False, privacy, budget=budget)
     more = go(replace(full, rounds=10), tmp_path / "run", True, privacy, budget=budget)
     took = {e.round: e.users for e in read_entries(Journal(tmp_path / "run" / "ledger.jsonl"))}
-    last = 7 if counted else 8
     assert {r: len(users) for r, users in took.items()} == {
-        r: 8 if r <= last else 0 for r in range(1, 11)
+        r: 8 if r <= 8 else 0 for r in range(1, 11)
     }
-    exact = spent(run, 6, group) + spent(run, last - 6, group)
-    assert more.privacy["ledger"]["epsilon"] == pytest.approx(exact, rel=1e-12)
-    assert more.privacy["ledger"]["epsilon"] <= cap < exact + spent(run, 1, group)
-    assert more.privacy["delta"] == 2 * run.delta and more.rounds == 10
+    exact = spent(run, 6) + spent(run, 2)
+    assert more.privacy.towards("server").given == pytest.approx(exact, rel=1e-12)
+    assert more.privacy.towards("server").given <= cap < exact + spent(run, 1)
+    assert more.privacy.delta == 2 * run.delta and more.rounds == 10
 
 
 def test_users_of_different_pasts_decline_at_different_times(tmp_path: Path) -> None:
     run_folder, longer = tmp_path / "run", replace(PLAN, rounds=14)
     go(PLAN, tmp_path / "probe", False)
     run = read_account(tmp_path / "probe").ledger.run
-    cap = spent(run, 4, run.group_of(0)) + spent(run, 2, run.group_of(0))
+    cap = spent(run, 4) + spent(run, 2)
     budget = Budget(user_epsilon=cap)
     go(PLAN, run_folder, False, budget=budget)
     go(replace(PLAN, rounds=10), run_folder, budget=budget)
@@ -284,13 +272,13 @@ def test_users_of_different_pasts_decline_at_different_times(tmp_path: Path) -> 
         part = (entry.round > 6) + (entry.round > 10)
         for user in streams.cohort(entry.round, 8, 4).tolist():
             after = [n + (k == part) for k, n in enumerate(counts[user])]
-            total = math.fsum(spent(run, n, run.group_of(user)) for n in after)
+            total = math.fsum(spent(run, n, user) for n in after)
             assert (user in entry.users) == (total <= cap), (entry.round, user)
             declined += user not in entry.users
             counts[user] = after if user in entry.users else counts[user]
     assert declined >= 3, "the cap is met by nobody: the test shows nothing"
     again = go(longer, run_folder, budget=budget)
-    assert again.privacy["ledger"]["epsilon"] <= cap
+    assert again.privacy.towards("server").given <= cap
 
 
 def test_a_budget_file_covers_capped_users_of_a_longer_second_part(tmp_path: Path) -> None:
@@ -303,7 +291,7 @@ def test_a_budget_file_covers_capped_users_of_a_longer_second_part(tmp_path: Pat
     go(full, tmp_path / "run", False, budget=budget)
     more = go(replace(full, rounds=12), tmp_path / "run", budget=budget)
     granted, delta = BudgetFile(path).read().spent
-    assert granted >= more.privacy["ledger"]["epsilon"] > 0 and delta == more.privacy["delta"]
+    assert granted >= more.privacy.towards("server").given > 0 and delta == more.privacy.delta
 
 
 @pytest.mark.parametrize("rounds", [10, 14])
@@ -320,7 +308,7 @@ def test_without_privacy_there_is_nothing_to_add(tmp_path: Path) -> None:
     go(PLAN, tmp_path / "run", False, None)
     more = go(replace(PLAN, rounds=10), tmp_path / "run", True, None)
     whole = go(replace(PLAN, rounds=10), tmp_path / "whole", False, None)
-    assert torch.equal(more.params, whole.params) and not more.privacy["guarantee"]
+    assert torch.equal(more.params, whole.params) and not more.privacy.guarantee
 
 
 @given(
@@ -349,20 +337,23 @@ def test_nothing_is_stated_below_the_exact_composition(lengths, noise, sampling,
             part.record(round, users)
             whole.record(whole.rounds + 1, users)
         parts.append(part)
-    said = statement_of_parts(parts, extra_costs=costs)
+    said = state(_stated_parts(parts, costs))
     delta = run.delta * len(lengths)
-    exact = RANDOM_PARTICIPATION.epsilon(replace(whole.run, delta=delta), costs=costs)
-    assert said["server"]["epsilon"] >= exact and said["delta"] == pytest.approx(delta)
-    assert said["ledger"]["epsilon"] >= Ledger.largest(_at(whole, delta).charged(costs))
-    wanted = [
-        RANDOM_PARTICIPATION.epsilon(part.run, costs=costs if k == 0 else ())
+    exact = over_draw(replace(whole.run, delta=delta), costs=costs)
+    assert said.towards("server").epsilon >= exact and said.delta == pytest.approx(delta)
+    assert said.towards("server").given >= whole.at_delta(delta).largest()
+    wanted = [over_draw(part.run, costs=costs if k == 0 else ()) for k, part in enumerate(parts)]
+    assert said.towards("server").epsilon == math.fsum(wanted)
+    for part in said.parts:
+        assert sum(part.participations.values()) == 6
+
+
+def _stated_parts(parts: list[Ledger], costs: tuple[Cost, ...] = ()) -> list[Part]:
+    """The parts of one run, whose preparation is spent by the first."""
+    return [
+        Part(part.run, part.rounds, part, () if k else costs, source="one run")
         for k, part in enumerate(parts)
     ]
-    assert said["server"]["epsilon"] == math.fsum(wanted)
-    assert sum(said["ledger"]["participations"].values()) == 6
-    for row in said["bounds"]:
-        if row["applies"] and row["name"] == "random_participation":
-            assert row["epsilon"] == said["server"]["epsilon"]
 
 
 def _spent(said: object, place: str = "") -> dict[str, float]:
@@ -370,7 +361,7 @@ def _spent(said: object, place: str = "") -> dict[str, float]:
     found: dict[str, float] = {}
     if isinstance(said, dict):
         for key, value in said.items():
-            if key in ("epsilon", "accuracy") and isinstance(value, float):
+            if key in ("epsilon", "given", "guess", "given_guess") and isinstance(value, float):
                 found[f"{place}/{key}"] = value
             elif key != "parts":
                 found |= _spent(value, f"{place}/{key}")
@@ -381,8 +372,8 @@ def _spent(said: object, place: str = "") -> dict[str, float]:
 
 
 @pytest.mark.parametrize("draw_given", [False, True])
-@pytest.mark.parametrize("seed_public", [False, True])
-def test_no_number_of_a_statement_is_that_of_the_first_part(draw_given, seed_public) -> None:
+@pytest.mark.parametrize("seeded", [False, True])
+def test_no_number_of_a_statement_is_that_of_the_first_part(draw_given, seeded) -> None:
     """Whatever is quoted, tabled or told to a person is of the whole run."""
     run = describe(rounds=4, local_steps=2, users=4, cohort_size=2, records=50, batch_sizes=5,
                    noise=4.0, delta=0.003)  # fmt: skip
@@ -390,24 +381,15 @@ def test_no_number_of_a_statement_is_that_of_the_first_part(draw_given, seed_pub
     for part in parts:
         for round in range(1, 5):
             part.record(round, [0, round % 3 + 1])
-    told = {"draw_given": draw_given, "seed_public": seed_public}
-    one, both = (statement_of_parts(parts[:count], **told) for count in (1, 2))
+    facts = Facts(draw_given=draw_given, seeded=seeded)
+    one, both = (state(_stated_parts(parts[:count]), facts) for count in (1, 2))
     before, after = _spent(one.to_json()), _spent(both.to_json())
-    missing = before.keys() - after.keys()  # a number that is not there has no guarantee
-    assert len(before) > 10 and all("/groups/" in place for place in missing)
-    assert not [place for place in before.keys() - missing if after[place] <= before[place]]
-    first = "ledger" if draw_given and not seed_public else "server"
-    assert both["quoted"]["epsilon"] == both[first]["epsilon"]
-    sentence = both["human"][first]["sentence"]
-    assert both["person"].lower().endswith(sentence[1:].lower())
-    assert one["delta_note"] is None and "delta = 0.006" in both["delta_note"]
-    assert both["outside"][0] == both["delta_note"]
-
-
-def _at(ledger: Ledger, delta: float) -> Ledger:
-    other = Ledger.from_dict(ledger.to_dict())
-    other.run = replace(other.run, delta=delta)
-    return other
+    assert len(before) > 10 and before.keys() == after.keys()
+    assert not [place for place in before if after[place] <= before[place]]
+    assert both.quotes_given == (draw_given and not seeded)
+    server = both.towards("server")
+    assert both.epsilon == (server.given if both.quotes_given else server.epsilon)
+    assert "large-delta" not in dict(one.outside) and "large-delta" in dict(both.outside)
 
 
 CONFIG = """
@@ -436,29 +418,25 @@ def command(monkeypatch, capsys, tmp_path):
 def test_from_the_command_line(command, tmp_path: Path) -> None:
     code, out, err = command("train", "c.toml", "--out", "run", "--json")
     assert code == 0, err
-    first = json.loads(out)["privacy"]
+    first = read(json.loads(out)["privacy"])
     code, out, err = command("train", "--resume", "run", "--set", "plan.rounds=7", "--json")
     assert code == 0, err
-    more = json.loads(out)
-    assert more["rounds"] == 7 and more["privacy"]["delta"] == 2 * first["delta"]
-    assert more["privacy"]["server"]["epsilon"] > first["server"]["epsilon"]
-    code, out, _ = command("privacy", "run", "--json")
-    assert json.loads(out) == more["privacy"]
+    more = read(json.loads(out)["privacy"])
+    assert json.loads(out)["rounds"] == 7 and more.delta == 2 * first.delta
+    assert more.epsilon > first.epsilon
+    assert stated("run").guarantees == more.guarantees
     code, out, _ = command("privacy", "run")
     assert code == 0 and "2 parts" in " ".join(out.split())
     # Next to another run: three parts, added.
     shutil.copy("c.toml", "other.toml")
     command("train", "other.toml", "--out", "other", "--set", "plan.seed=5", "-q")
-    code, out, err = command("privacy", "run", "other", "--json")
-    assert code == 0, err
-    both = json.loads(out)
-    other = json.loads((tmp_path / "other" / "privacy.json").read_text())
-    total = more["privacy"]["server"]["epsilon"] + other["server"]["epsilon"]
-    assert both["epsilon"]["server"] == pytest.approx(total, rel=1e-12)
-    assert both["delta"] == pytest.approx(3 * first["delta"]) and len(both["runs"]) == 3
+    both, other = stated("run", "other"), written(tmp_path / "other")
+    total = more.towards("server").epsilon + other.towards("server").epsilon
+    assert both.towards("server").epsilon == pytest.approx(total, rel=1e-12)
+    assert both.delta == pytest.approx(3 * first.delta) and len(both.parts) == 3
     for words, said in (
         (["privacy", "run", "other", "--fixed-in-advance"], "was given more rounds after"),
-        (["calibrate", "run", "--epsilon", "1"], "only add up"),
+        (["privacy", "run", "--epsilon", "1"], "solve for one plan"),
         (["train", "--resume", "run", "--set", "plan.rounds=5"], "more rounds, not fewer"),
         (["train", "--resume", "run", "--set", "plan.local_steps=3"], "plan.local_steps = 2"),
     ):

@@ -8,12 +8,13 @@ import tomllib
 
 import pytest
 from refusals import refuses
+from stated import check_told_alike, read, stated
+from stated import written as statement_in
 from typer.testing import CliRunner
 
 from dpscaffold.cli import app
-from dpscaffold.privacy import Ledger, Statement, describe, statement
-from dpscaffold.privacy.showing import round_up
-from dpscaffold.report.statement_page import render
+from dpscaffold.privacy import Facts, Ledger, Part, describe, page, state
+from dpscaffold.privacy.numbers import round_up
 
 CONFIG = """
 [data]
@@ -47,29 +48,24 @@ def written(tmp_path, data="", plan="", privacy=""):
 
 
 def trained(tmp_path, *options, name="run", **parts):
-    """The statement of a run of the command, and its answer."""
+    """The statement of a run of the command, and the one that the command answers."""
     config = written(tmp_path, **parts)
     answer = command("train", config, "--out", tmp_path / name, "--json", *options)
     assert answer.exit_code == 0, answer.output
-    return json.loads((tmp_path / name / "privacy.json").read_text()), json.loads(answer.stdout)
+    return statement_in(tmp_path / name), read(json.loads(answer.stdout)["privacy"])
 
 
 def test_a_simulation_says_so_before_anything_else(tmp_path):
     said, answer = trained(tmp_path)
-    assert said["simulated"] is answer["simulated"] is answer["privacy"]["simulated"] is True
-    assert said["quote"].startswith("A simulation")
-    assert "With secret noise each record would be protected" in said["quote"]
-    assert "do not add" in said["quote"]
-    page = (tmp_path / "run" / "privacy.md").read_text()
-    assert page.startswith("# Privacy statement of a simulation\n\n**A simulation")
-    shown = command("privacy", tmp_path / "run")
-    assert "a simulation" in " ".join(shown.output.split())
-    plan = json.loads(command("privacy", tmp_path / "run.toml", "--json").stdout)
-    assert plan["simulated"] is True and "would be protected" in plan["quote"]
-    # Over the draw first, as calibrated, and the ledger next to it.
-    over, given = round_up(said["server"]["epsilon"]), round_up(said["ledger"]["epsilon"])
-    assert said["quote"].index(f"= {over} ") < said["quote"].index(f"is {given};")
-    assert "over the random draw" in said["quote"]
+    assert said.seeded and answer.seeded and stated(tmp_path / "run.toml").seeded
+    assert "seed" in dict(said.outside)
+    for text in (
+        (tmp_path / "run" / "privacy.md").read_text(),
+        command("privacy", tmp_path / "run").output,
+    ):
+        assert "with secret noise" in text and dict(said.outside)["seed"] in text
+    # Over the draw, as the noise was solved for.
+    assert said.epsilon == said.towards("server").epsilon
 
 
 def visible(html):
@@ -78,72 +74,51 @@ def visible(html):
 
 
 def test_every_page_of_a_simulation_says_so(tmp_path):
-    """The report, the model card, the terms for people, the table of a comparison, all JSON."""
-    said, _ = trained(tmp_path)
-    assert said["person"].startswith("With secret noise it would hold: even if all but the noise")
-    page = (tmp_path / "run" / "privacy.md").read_text()
-    assert said["person"] in page and "Even if all but the noise" not in page
-    shown = " ".join(command("privacy", tmp_path / "run").output.split())
-    assert "With secret noise it would hold: even if" in shown
-    assert "Even if all but the noise" not in shown
+    """The report, the table of a comparison, all JSON."""
+    trained(tmp_path)
     answer = command("report", tmp_path / "run", "--out", tmp_path / "report.html")
     assert answer.exit_code == 0, answer.output
     for name in ("report.html", "report.md"):
-        text = visible((tmp_path / name).read_text())
-        assert "A simulation, whose noise comes from a stored seed." in text
-        assert "This run is a simulation" in text and "simulated: " in text
-        assert "With secret noise each record would be protected" in text
-        assert "With secret noise it would hold: even if all but the noise" in text
-        assert "Even if all but the noise" not in text and "record is protected with" not in text
+        assert "with secret noise" in visible((tmp_path / name).read_text())
     rows = json.loads(command("compare", tmp_path / "run", "--json").stdout)["runs"]
     assert rows[0]["simulated"] is True
     table = command("compare", tmp_path / "run", "--out", tmp_path / "figure.png").output
-    assert "with secret noise; these are simulations" in " ".join(table.split())
+    assert "with secret noise" in " ".join(table.split())
     audit = command("audit", tmp_path / "run", "--trials", "100", "--view", "server", "--json")
     assert json.loads(audit.stdout)["simulated"] is True
     trained(tmp_path, "--set", "plan.seed=8", name="other")
-    both = command("privacy", tmp_path / "run", tmp_path / "other", "--json")
-    assert json.loads(both.stdout)["simulated"] is True
+    assert stated(tmp_path / "run", tmp_path / "other").seeded
 
 
 def test_a_given_draw_is_quoted_by_its_ledger_everywhere(tmp_path):
     """Secret noise, and a seed of the draw in the file: over the draw is a smaller number."""
     said, _ = trained(tmp_path, plan="seed = 0", privacy="secret = true")
-    spent, over = said["ledger"]["epsilon"], said["server"]["epsilon"]
+    spent, over = said.towards("server").given, said.towards("server").epsilon
     assert spent > over
-    assert said["quoted"].items() >= {"epsilon": spent, "bound": "ledger"}.items()
-    assert said["quoted"]["towards"] == "everybody"
-    assert said["person"] == said["human"]["ledger"]["sentence"] != said["human"]["server"]
+    assert said.quotes_given and said.epsilon == spent
     rows = json.loads(command("compare", tmp_path / "run", "--json").stdout)["runs"]
     assert rows[0]["epsilon"] == spent and rows[0]["simulated"] is False
-    by_delta = said["epsilon_by_delta"]
-    assert by_delta[0]["ledger"] == pytest.approx(spent) and by_delta[1]["ledger"] > spent
+    assert stated(tmp_path / "run", "--delta", said.delta / 100).epsilon > spent
     command("report", tmp_path / "run", "--out", tmp_path / "report.html")
     text = visible((tmp_path / "report.html").read_text())
-    assert f"{round_up(spent)} given who took part, {round_up(over)} over the draw" in text
-    table = text[text.index("ε, smaller is stronger") :]
-    assert table.index("anybody, given who took part") < table.index("the server")
+    assert text.index(round_up(spent)) < text.index(
+        f"Over a draw that nobody chose, ε is {round_up(over)}"
+    )
 
 
 def test_numbers_alone_are_no_simulation():
     run = describe(
         rounds=4, local_steps=3, users=9, cohort_size=3, records=50, batch_sizes=10, noise=4
     )
-    said = statement(run)
-    assert said["simulated"] is False and said["quote"].startswith("Each record is protected")
+    assert state([Part(run, 4)]).seeded is False
 
 
 def test_secret_noise_with_a_given_seed_quotes_the_ledger_first(tmp_path):
     said, answer = trained(tmp_path, plan="seed = 0", privacy="secret = true")
-    assert said["simulated"] is False and answer["simulated"] is False
-    given = round_up(said["ledger"]["epsilon"])
-    assert said["quote"].startswith(
-        f"Each record is protected with epsilon = {given} towards every"
-    )
-    assert "given who took part, as the draw came from a given seed" in said["quote"]
-    over = round_up(said["server"]["epsilon"])
-    assert said["quote"].index(given) < said["quote"].index(f"it would be epsilon = {over}")
-    assert f"**{said['quote']}**" in render(Statement.from_json(said))
+    assert said.seeded is False and answer.seeded is False
+    given, over = (round_up(x) for x in (said.epsilon, said.towards("server").epsilon))
+    shown = page(said)
+    assert "given who took part" in shown and shown.index(given) < shown.index(over)
 
 
 def test_the_best_seed_of_many_is_below_its_own_ledger():
@@ -154,10 +129,8 @@ def test_the_best_seed_of_many_is_below_its_own_ledger():
     ledger = Ledger(run)
     for round in range(1, 9):
         ledger.record(round, [0, 1, 2])
-    said = statement(run, ledger, draw_given=True)
-    assert said["ledger"]["epsilon"] > 1.2 * said["server"]["epsilon"]
-    assert said["quote"].startswith(f"Each record is protected with epsilon = "
-                                    f"{round_up(said['ledger']['epsilon'])} ")  # fmt: skip
+    said = state([Part(run, 8, ledger)], Facts(draw_given=True))
+    assert said.epsilon == said.towards("server").given > 1.2 * said.towards("server").epsilon
 
 
 OPENLY = "unprotected-preprocessing"
@@ -173,12 +146,10 @@ def released(tmp_path):
 
 def test_a_release_is_secret_and_nobody_chose_its_draw(tmp_path, released):
     said, _ = released
-    assert said["simulated"] is False
-    assert said["quote"].startswith("Each record is protected with epsilon = ")
-    assert "over the random draw of participants" in said["quote"]
-    assert "given seed" not in said["quote"]
-    assert any(line.startswith("Tuning: every run on these records") for line in said["outside"])
-    assert "Released all the same (privacy.allow: unprotected-preprocessing)." in said["outside"]
+    assert said.seeded is False
+    assert not said.quotes_given and said.epsilon == said.towards("server").epsilon
+    assert "tuning" in dict(said.outside)
+    assert "unprotected-preprocessing" in dict(said.outside)["allowed"]
     stored = (tmp_path / "run" / "config.toml").read_text()
     assert "secret = true" in stored and "release = true" in stored
     trained(tmp_path, *RELEASE, *OVERRULED, name="other")
@@ -186,17 +157,15 @@ def test_a_release_is_secret_and_nobody_chose_its_draw(tmp_path, released):
     assert seeds[0]["seed"] != seeds[1]["seed"] and seeds[0]["origin"] == "system"
     assert "seed" not in tomllib.loads(stored)["plan"]
     # Two releases of one configuration share neither noise nor draw: their epsilons add.
-    together = json.loads(command("privacy", tmp_path / "run", tmp_path / "other", "--json").stdout)
-    assert together["reason"] is None and together["epsilon"]["server"] == pytest.approx(
-        2 * said["server"]["epsilon"]
-    )
+    together = stated(tmp_path / "run", tmp_path / "other")
+    assert together.reason is None and together.epsilon == pytest.approx(2 * said.epsilon)
 
 
 def test_two_runs_of_one_seed_promise_nothing_together(tmp_path):
     trained(tmp_path)
     trained(tmp_path, "--set", "plan.learning_rate=0.1", name="other")
-    together = json.loads(command("privacy", tmp_path / "run", tmp_path / "other", "--json").stdout)
-    assert together["epsilon"]["server"] is None and "share the seed" in together["reason"]
+    together = stated(tmp_path / "run", tmp_path / "other")
+    assert together.epsilon is None and "share the seed" in together.reason
 
 
 def test_a_release_is_resumed_with_its_own_draw(tmp_path, monkeypatch):
@@ -221,8 +190,7 @@ def test_a_release_is_resumed_with_its_own_draw(tmp_path, monkeypatch):
     taken = [(line["round"], tuple(line["users"])) for line in lines if "round" in line]
     assert [round for round, _ in taken] == [1, 2, 3, 4, 3, 4]
     assert taken[2:4] == taken[4:6]  # the same draw, with fresh noise, counted twice
-    said = json.loads((tmp_path / "run" / "privacy.json").read_text())
-    assert said == json.loads(command("privacy", tmp_path / "run", "--json").stdout)
+    check_told_alike(tmp_path / "run")
 
 
 @pytest.mark.parametrize(
@@ -251,8 +219,8 @@ def test_a_median_clip_may_be_released_and_promises_nothing(tmp_path):
         tmp_path, *RELEASE, "--set", f'privacy.allow=["median-clip", "{OPENLY}"]',
         "--set", "privacy.clip=median",
     )  # fmt: skip
-    assert said["guarantee"] is False and "no guarantee" in said["quote"].lower()
-    assert "Released all the same (privacy.allow: median-clip)." in said["outside"]
+    assert said.guarantee is False and said.epsilon is None and "clip" in said.reason
+    assert any("median-clip" in words for code, words in said.outside if code == "allowed")
 
 
 def from_python(tmp_path, federation=None, privacy=None, plan=None, **options):
@@ -270,16 +238,13 @@ OPEN = {"release": True, "allow": ["unprotected-preprocessing"]}
 def test_a_release_from_python_states_what_the_command_does(tmp_path):
     result = from_python(tmp_path, out=tmp_path / "run", **OPEN)
     said = result.privacy
-    assert result.setting.privacy.secret and said["simulated"] is False
-    assert said["quote"].startswith("Each record is protected with epsilon = ")
-    assert "over the random draw of participants" in said["quote"]
-    assert "given seed" not in said["quote"]
-    assert any(line.startswith("Tuning: every run on these records") for line in said["outside"])
-    assert "Released all the same (privacy.allow: unprotected-preprocessing)." in said["outside"]
+    assert result.setting.privacy.secret and said.seeded is False
+    assert not said.quotes_given and said.epsilon == said.towards("server").epsilon
+    assert "tuning" in dict(said.outside)
+    assert "unprotected-preprocessing" in dict(said.outside)["allowed"]
     assert result.setting.plan.seed is None
-    shown = json.loads(command("privacy", tmp_path / "run", "--json").stdout)
-    assert shown == json.loads((tmp_path / "run" / "privacy.json").read_text())
-    assert shown["quote"] == said["quote"]
+    assert statement_in(tmp_path / "run") == said
+    check_told_alike(tmp_path / "run")
 
 
 def test_a_release_from_python_goes_on_with_its_own_draw(tmp_path):
@@ -293,7 +258,7 @@ def test_a_release_from_python_goes_on_with_its_own_draw(tmp_path):
     with pytest.raises(Killed):
         from_python(tmp_path, out=tmp_path / "run", observer=dies, **OPEN)
     result = from_python(tmp_path, out=tmp_path / "run", resume=True, **OPEN)
-    assert result.ended == "completed" and "given seed" not in result.privacy["quote"]
+    assert result.ended == "completed" and not result.privacy.quotes_given
     lines = [json.loads(x) for x in (tmp_path / "run" / "ledger.jsonl").read_text().splitlines()]
     taken = [(line["round"], tuple(line["users"])) for line in lines if "round" in line]
     assert [round for round, _ in taken] == [1, 2, 3, 3, 4] and taken[2] == taken[3]

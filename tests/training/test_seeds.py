@@ -11,14 +11,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from privacy.test_commands import answer, call, refused
 from refusals import refuses
+from stated import call, read, refused, stated, written
 from training.test_crashes import Crash, die_after
 
 from dpscaffold import BadInput, Gaussian, Logistic, Plan, fedavg, synthetic, train
 from dpscaffold.engines import State
 from dpscaffold.privacy import Ledger, describe
-from dpscaffold.privacy.showing import round_up
+from dpscaffold.privacy.numbers import round_up
 from dpscaffold.runs.ledger import read_account
 from dpscaffold.setting import Setting
 from dpscaffold.tasks import Mlp
@@ -96,16 +96,12 @@ def test_epsilon_over_the_draw_is_stated_everywhere_where_nobody_chose_it(tmp_pa
     config.write_text(text)
     said = json.loads(call("train", str(config), "--out", str(tmp_path / "run"), "--json").stdout)
     assert said["final"]["epsilon_server"] == pytest.approx(2, abs=2e-3)
-    quoted = said["privacy"]["quoted"]
-    assert quoted["epsilon"] == said["privacy"]["server"]["epsilon"]
-    assert (quoted["bound"], quoted["towards"]) == ("random_participation", "server")
-    assert said["privacy"]["quoted"]["epsilon"] == pytest.approx(2, abs=2e-3)
-    assert "epsilon = 2.000 towards the server" in said["privacy"]["quote"]
-    assert said["privacy"]["person"] == said["privacy"]["human"]["server"]["sentence"]
-    plan = answer("privacy", str(config))
-    assert "given" not in plan["quote"] and "= 2.000 towards the server" in plan["quote"]
-    shown = call("privacy", str(tmp_path / "run"), "--all").stdout
-    assert next(line for line in shown.splitlines() if "← quote" in line).split()[1] == "2.000"
+    own = read(said["privacy"])
+    assert not own.quotes_given and own.towards("server").theorem == "1"
+    assert own.epsilon == own.towards("server").epsilon == pytest.approx(2, abs=2e-3)
+    assert stated(config).epsilon == own.epsilon
+    for source in (config, tmp_path / "run"):
+        assert "2.000" in call("privacy", str(source)).stdout
 
 
 def test_a_run_without_a_seed_and_without_secret_noise_is_that_of_seed_0(tmp_path, federation):
@@ -139,13 +135,13 @@ def test_first_weights_keep_seed_0(federation):
 def test_python_draws_as_the_command_does(tmp_path, federation, folder):
     results = [from_python(federation, tmp_path / name if folder else None) for name in ("a", "b")]
     said = [result.privacy for result in results]
-    assert said[0]["quoted"]["towards"] == "server" and "given seed" not in said[0]["quote"]
+    assert not said[0].quotes_given
     assert results[0].setting.plan.seed is None
     if folder:
         assert draws(tmp_path / "a") != draws(tmp_path / "b")
-        assert answer("privacy", str(tmp_path / "a"))["quote"] == said[0]["quote"]
+        assert stated(tmp_path / "a").guarantees == said[0].guarantees
     given = from_python(federation, plan=replace(PLAN, seed=0)).privacy
-    assert given["quoted"]["towards"] == "everybody" and "given seed" in given["quote"]
+    assert given.quotes_given and given.epsilon == given.towards("server").given
 
 
 # --- resume
@@ -216,28 +212,27 @@ def edits(folder):
 
 def test_no_file_that_can_be_edited_makes_a_simulation_protected(tmp_path):
     folder = trained(tmp_path, plan="seed = 0")
-    before = answer("privacy", str(folder))
-    assert before["simulated"] is True
+    before = stated(folder)
+    assert before.seeded is True
     for how in edits(folder):
-        said = answer("privacy", str(folder))
-        assert said["simulated"] is True and said["quote"] == before["quote"], how
+        assert stated(folder) == before, how
     (folder / "seed.json").unlink()
-    assert answer("privacy", str(folder))["quote"] == before["quote"]
+    assert stated(folder) == before
 
 
 def test_a_release_stays_one_without_its_configuration(tmp_path):
     folder = trained(tmp_path, privacy=RELEASE)
-    before = answer("privacy", str(folder))
+    before = stated(folder)
     (folder / "config.toml").unlink()
-    now = answer("privacy", str(folder))
-    assert now["quote"] == before["quote"] and now["outside"] == before["outside"]
-    assert "Released all the same (privacy.allow: unprotected-preprocessing)." in now["outside"]
+    assert stated(folder) == before
+    allowed = [words for code, words in before.outside if code == "allowed"]
+    assert len(allowed) == 1 and "unprotected-preprocessing" in allowed[0]
 
 
 def test_colluders_are_bound_too(tmp_path):
     folder = trained(tmp_path, privacy=f"{SECRET}\ncolluders = 3")
     (folder / "config.toml").unlink()
-    assert answer("privacy", str(folder))["participant"]["colluders"] == 3
+    assert "3 sites" in stated(folder).towards("participant").words
 
 
 def test_the_journal_tells_no_seed(tmp_path, federation):
@@ -256,19 +251,16 @@ def test_configurations_without_a_seed(tmp_path):
     """Without secret noise both are of seed 0; with it, each run will draw from a seed of its
     own."""
     plain = [str(configured(tmp_path, name)) for name in ("a", "b")]
-    said = answer("privacy", *plain, "--fixed-in-advance")
-    assert said["epsilon"]["server"] is None and "share the seed 0" in said["reason"]
-    assert said["simulated"] is True
+    said = stated(*plain, "--fixed-in-advance")
+    assert said.towards("server").epsilon is None and "share the seed 0" in said.reason
+    assert said.seeded is True
     secret = [str(configured(tmp_path, name, privacy=SECRET)) for name in ("a", "b")]
-    said = answer("privacy", *secret)
-    alone = answer("privacy", secret[0])["server"]["epsilon"]
-    assert said["epsilon"]["server"] == pytest.approx(2 * alone) and said["quoted"] == "server"
+    said = stated(*secret)
+    assert said.epsilon == pytest.approx(2 * stated(secret[0]).epsilon) and not said.quotes_given
     given = [str(configured(tmp_path, n, "seed = 0", SECRET)) for n in ("a", "b")]
-    said = answer("privacy", *given)
-    assert said["epsilon"]["server"] is None and "from the seed 0" in said["reason"]
+    assert stated(*given).towards("server").epsilon is None
     given[1] = str(configured(tmp_path, "b", "seed = 1", SECRET))
-    assert answer("privacy", *given)["quoted"] is None
-    assert "once they have run" in " ".join(call("privacy", *given).stdout.split())
+    assert "draw" in dict(stated(*given).needs)
 
 
 @pytest.mark.parametrize("secret", [False, True], ids=["seeded", "secret"])
@@ -278,10 +270,11 @@ def test_python_runs_with_a_configuration_of_their_own(tmp_path, federation, sec
     for folder in folders:
         plan = replace(PLAN, seed=3)
         from_python(federation, folder, secret, plan, config={"title": "mine"})
-    said = answer("privacy", *folders, "--fixed-in-advance")
-    assert said["epsilon"]["server"] is None and "the seed 3" in said["reason"]
-    assert said["simulated"] is not secret
-    assert (said["epsilon"]["ledger"] is None) is not secret
+    said = stated(*folders, "--fixed-in-advance")
+    assert said.towards("server").epsilon is None and said.seeded is not secret
+    assert (said.towards("server").given is None) is not secret
+    if not secret:
+        assert "the seed 3" in said.reason
 
 
 def test_a_folder_without_its_seed_counts_as_shared(tmp_path, federation):
@@ -289,14 +282,14 @@ def test_a_folder_without_its_seed_counts_as_shared(tmp_path, federation):
     for folder, seed in zip(folders, (3, 4, None, None), strict=True):
         from_python(federation, folder, plan=replace(PLAN, seed=seed))
     names = [str(folder) for folder in folders]
-    assert answer("privacy", *names[:2])["epsilon"]["server"] > 0
+    assert stated(*names[:2]).towards("server").epsilon > 0
     for folder in folders[1:]:
         (folder / "seed.json").unlink()
-    said = answer("privacy", *names[:2])
-    assert said["epsilon"]["server"] is None and "not known" in said["reason"]
-    assert said["epsilon"]["ledger"] > 0
+    said = stated(*names[:2])
+    assert said.towards("server").epsilon is None and said.quotes_given
+    assert said.towards("server").given > 0
     # Seeds of the operating system differ unless one folder is a copy of the other.
-    assert answer("privacy", *names[2:])["epsilon"]["server"] > 0
+    assert stated(*names[2:]).towards("server").epsilon > 0
 
 
 @pytest.mark.parametrize("advance", [(), ("--fixed-in-advance",)], ids=["added", "convolved"])
@@ -306,18 +299,18 @@ def test_runs_whose_seeds_were_given_quote_epsilon_given_the_draw(tmp_path, fede
     for folder, seed in zip(folders, (3, 4), strict=True):
         from_python(federation, folder, plan=replace(PLAN, seed=seed))
     names = [str(folder) for folder in folders]
-    said = answer("privacy", *names, *advance)
-    assert said["quoted"] == "ledger" and said["epsilon"]["ledger"] > said["epsilon"]["server"]
-    shown = " ".join(call("privacy", *names, *advance).stdout.split())
-    assert said["human"]["ledger"]["sentence"] in shown
-    assert said["human"]["server"]["sentence"] not in shown
-    assert "the seed of a draw was given" in shown
+    said = stated(*names, *advance)
+    server = said.towards("server")
+    assert said.quotes_given and said.epsilon == server.given > server.epsilon
+    rows = [line for line in call("privacy", *names, *advance).stdout.splitlines() if "|" in line]
+    assert any(round_up(server.given) in row for row in rows)
+    assert not any(round_up(server.epsilon) in row for row in rows)
     # Where nobody chose a draw, over the draw is right.
     for name in ("c", "d"):
         from_python(federation, tmp_path / name)
     both = [str(tmp_path / "c"), str(tmp_path / "d")]
-    assert answer("privacy", *both, *advance)["quoted"] == "server"
-    assert answer("privacy", names[0], both[0], *advance)["quoted"] == "ledger"
+    assert not stated(*both, *advance).quotes_given
+    assert stated(names[0], both[0], *advance).quotes_given
 
 
 @pytest.mark.parametrize("advance", [(), ("--fixed-in-advance",)], ids=["added", "convolved"])
@@ -330,11 +323,11 @@ def test_copies_of_one_run_that_both_went_on(tmp_path, federation, advance):
     for name in ("a", "b"):
         from_python(federation, tmp_path / name, resume=True)
     assert draws(tmp_path / "a") == draws(tmp_path / "b")
-    said = answer("privacy", str(tmp_path / "a"), str(tmp_path / "b"), *advance)
-    assert said["epsilon"]["server"] is None and "copies of one run" in said["reason"]
-    alone = answer("privacy", str(tmp_path / "a"))["ledger"]["epsilon"]
-    assert alone < said["epsilon"]["ledger"] <= 2 * alone * (1 + 1e-9)
-    assert said["quoted"] == "ledger"
+    said = stated(tmp_path / "a", tmp_path / "b", *advance)
+    assert said.towards("server").epsilon is None
+    alone = stated(tmp_path / "a").towards("server").given
+    assert alone < said.towards("server").given <= 2 * alone * (1 + 1e-9)
+    assert said.quotes_given and said.epsilon == said.towards("server").given
     # A copy that did not go on has released nothing that is not in the other's ledger.
     for names in (("a", "c"), ("c", "b")):
         words = refused("privacy", *(str(tmp_path / name) for name in names), *advance)
@@ -351,19 +344,11 @@ def test_the_epsilon_that_init_is_asked_for_is_stated(tmp_path, monkeypatch):
     assert "seed" not in tomllib.loads((tmp_path / "visits.toml").read_text())["plan"]
     quick = ("--set", "plan.learning_rate=0.1", "--set", "plan.rounds=6")
     said = json.loads(call("train", "visits.toml", "--out", "run", *quick, "--json").stdout)
-    stated = said["privacy"]
-    assert said["simulated"] is False and stated["quoted"]["towards"] == "server"
-    shown = (
-        said["final"]["epsilon_server"],
-        stated["server"]["epsilon"],
-        stated["quoted"]["epsilon"],
-    )
+    own = read(said["privacy"])
+    assert own.seeded is False and not own.quotes_given
+    shown = (said["final"]["epsilon_server"], own.epsilon, stated("run").epsilon)
     assert [f"{epsilon:.2f}" for epsilon in shown] == ["2.00"] * 3
-    assert "epsilon = 2.000 towards the server" in stated["quote"]
-    marked = [
-        line for line in call("privacy", "run", "--all").stdout.splitlines() if "← quote" in line
-    ]
-    assert marked and marked[0].split()[1] == "2.000"
+    assert "| 2.000 |" in call("privacy", "run").stdout
 
 
 def last_progress_line(folder, name, **keys):
@@ -372,26 +357,25 @@ def last_progress_line(folder, name, **keys):
     done = call("train", str(config), "--out", str(folder / name))
     assert done.exit_code == 0, done.output
     line = next(line for line in done.stderr.splitlines() if "round 4/4" in line)
-    return line, json.loads((folder / name / "privacy.json").read_text())
+    return line, written(folder / name)
 
 
 def test_progress_shows_the_epsilon_that_is_quoted_at_the_end(tmp_path):
     line, said = last_progress_line(tmp_path, "given", plan="seed = 3", privacy=SECRET)
-    assert said["quoted"]["epsilon"] > 1.2 * said["server"]["epsilon"]
-    assert f"ε(everybody) ≤ {round_up(said['quoted']['epsilon'])}" in line and "server" not in line
+    assert said.epsilon > 1.2 * said.towards("server").epsilon
+    assert f"ε(everybody) ≤ {round_up(said.epsilon)}" in line and "server" not in line
     for name, keys in (("own", {"privacy": SECRET}), ("simulated", {"plan": "seed = 3"})):
         line, said = last_progress_line(tmp_path, name, **keys)
-        assert said["quoted"]["epsilon"] == said["server"]["epsilon"]
-        assert f"ε(server) ≤ {round_up(said['quoted']['epsilon'])}" in line
+        assert said.epsilon == said.towards("server").epsilon
+        assert f"ε(server) ≤ {round_up(said.epsilon)}" in line
 
 
 def test_progress_of_a_longer_run_adds_up_what_everybody_spent(tmp_path, federation):
     plan = replace(PLAN, seed=3)
     from_python(federation, tmp_path / "r", plan=plan)
     longer = from_python(federation, tmp_path / "r", plan=replace(plan, rounds=7), resume=True)
-    quoted = longer.privacy["quoted"]
-    assert quoted["bound"] == "ledger" and len(longer.privacy["parts"]) == 2
-    assert longer.final["epsilon_everybody"] == quoted["epsilon"]
+    assert longer.privacy.quotes_given and len(longer.privacy.parts) == 2
+    assert longer.final["epsilon_everybody"] == longer.privacy.epsilon
 
 
 def test_epsilon_given_who_took_part_is_never_shown_too_small(tmp_path):
@@ -404,15 +388,6 @@ def test_epsilon_given_who_took_part_is_never_shown_too_small(tmp_path):
         shown.add(ledger.shown())
         assert ledger.largest() <= ledger.shown() <= 1.1 * ledger.largest()
     assert len(shown) < 60
-
-
-def test_the_mark_of_what_to_quote_is_at_what_is_quoted(tmp_path):
-    folder = trained(tmp_path, plan="seed = 3", privacy=SECRET)
-    said = answer("privacy", str(folder))
-    assert said["quoted"]["bound"] == "ledger"
-    lines = call("privacy", str(folder), "--all").stdout.splitlines()
-    marked = [line.split() for line in lines if "← quote" in line]
-    assert {line[2] for line in marked} == {"ledger"} and len(marked) == 3
 
 
 def test_a_bad_seed_is_one_sentence(tmp_path):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from refusals import refuses
+from stated import written
 from typer.testing import CliRunner
 
 from dpscaffold import Gaussian, Logistic, Plan, Stopping, run, scaffold, synthetic, train
@@ -34,15 +35,15 @@ def test_a_stopped_run_states_its_planned_rounds(tmp_path: Path, kept: bool) -> 
     short = train(data, Logistic(4, 3), scaffold(), PLAN, NOISY, stopping=stopping, out=out)
     assert short.rounds < 40 and short.message == f"stopped early after round {short.rounds} of 40"
     for view in ("server", "third_party", "participant"):
-        assert short.privacy[view]["epsilon"] == whole.privacy[view]["epsilon"]
-    assert short.privacy["rounds"] == 40
-    assert short.privacy["ledger"]["epsilon"] == whole.privacy["ledger"]["epsilon"]
+        assert short.privacy.towards(view).epsilon == whole.privacy.towards(view).epsilon
+    assert short.privacy.rounds == 40
+    assert short.privacy.towards("server").given == whole.privacy.towards("server").given
     # The model is the one of the round where it stopped, as a run without stopping had it.
     again = train(data, Logistic(4, 3), scaffold(), PLAN, NOISY, listener=(seen := Seen()))
     assert again.rounds == 40 and torch.equal(short.params, seen.params[short.rounds - 1])
     assert all(r["epsilon_server"] == whole.final["epsilon_server"] for r in short.history)
     if kept:
-        assert read_account(tmp_path / "run").statement()["rounds"] == 40
+        assert read_account(tmp_path / "run").statement().rounds == 40
 
 
 class Seen:
@@ -77,7 +78,7 @@ def test_a_killed_run_states_its_planned_rounds_too(tmp_path: Path) -> None:
             out=tmp_path / "run",
             observer=kill,
         )
-    assert read_account(tmp_path / "run").statement()["rounds"] == 40
+    assert read_account(tmp_path / "run").statement().rounds == 40
 
 
 def test_it_stops_when_nothing_betters_and_not_before() -> None:
@@ -140,12 +141,13 @@ def test_a_configuration_and_the_command_line_stop_early_too(tmp_path: Path) -> 
     assert typed.exit_code == 0, typed.output
     assert json.loads(typed.output)["final"]["round"] == short.rounds
     for name in ("short", "typed"):
-        said = json.loads((tmp_path / name / "privacy.json").read_text())
-        assert said["rounds"] == 40 and said["server"] == whole.privacy["server"]
+        said = written(tmp_path / name)
+        assert said.rounds == 40 and said.towards("server") == whole.privacy.towards("server")
         kept = tomllib.loads((tmp_path / name / "config.toml").read_text())
         assert kept["stopping"] == {"path": str(rows), "label": "true", "patience": 3}
     # A stopped run that is read back, from its own configuration, promises the same.
-    assert read_account(tmp_path / "short").statement()["server"] == whole.privacy["server"]
+    said = read_account(tmp_path / "short").statement()
+    assert said.towards("server") == whole.privacy.towards("server")
 
 
 @pytest.mark.parametrize(

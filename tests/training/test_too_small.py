@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 import pytest
 import torch
 from refusals import refuses
 from small import federation
+from stated import over_draw, stated
 from typer.testing import CliRunner
 
 from dpscaffold import BadInput, Gaussian, Logistic, Plan, fedavg, scaffold, train
 from dpscaffold.cli import app
 from dpscaffold.errors import Diverged
-from dpscaffold.privacy import RANDOM_PARTICIPATION
 from dpscaffold.privacy.preparation import COUNTED
 
 PLAN = Plan(rounds=6, local_steps=2, user_ratio=0.5, data_ratio=0.5, checkpoint_every=2)
-
-
-def stated(folder):
-    answer = CliRunner().invoke(app, ["privacy", str(folder), "--json"])
-    assert answer.exit_code == 0, answer.output
-    return json.loads(answer.stdout)
 
 
 @pytest.mark.parametrize("secret", [False, True], ids=["seeded", "secret"])
@@ -44,13 +37,10 @@ def test_a_run_that_diverged_states_its_planned_rounds(tmp_path, monkeypatch, se
     with pytest.raises(Diverged, match="all 6 planned rounds are counted"):
         train(federation(), Logistic(4, 3), fedavg(), PLAN, privacy, out=tmp_path / "run")
     said = stated(tmp_path / "run")
-    assert said["rounds"] == 6
-    run = said["run"]
-    from dpscaffold.privacy import Mechanism
-
-    whole = RANDOM_PARTICIPATION.epsilon(Mechanism.from_dict(run), 6)
-    assert said["server"]["epsilon"] == pytest.approx(whole)
-    assert said["server"]["epsilon"] > RANDOM_PARTICIPATION.epsilon(Mechanism.from_dict(run), 3)
+    assert said.rounds == 6
+    whole = over_draw(said.run, 6)
+    assert said.towards("server").epsilon == pytest.approx(whole)
+    assert said.towards("server").epsilon > over_draw(said.run, 3)
 
 
 def test_a_run_that_was_stopped_counts_the_rounds_it_ran(tmp_path):
@@ -69,10 +59,10 @@ def test_a_run_that_was_stopped_counts_the_rounds_it_ran(tmp_path):
         )  # fmt: skip
 
     first = go(observer=stop)
-    assert first.ended == "interrupted" and stated(tmp_path / "run")["rounds"] == 3
+    assert first.ended == "interrupted" and stated(tmp_path / "run").rounds == 3
     whole = go()
-    assert whole.ended == "completed" and whole.privacy["rounds"] == 6
-    assert whole.privacy["server"]["epsilon"] == pytest.approx(whole.privacy["planned"]["epsilon"])
+    assert whole.ended == "completed" and whole.privacy.rounds == 6
+    assert whole.privacy.towards("server").epsilon == pytest.approx(over_draw(whole.privacy.run, 6))
 
 
 def test_a_step_size_is_not_planned_from_sizes_that_are_hidden(tmp_path):
@@ -167,8 +157,8 @@ def test_users_chosen_by_their_sizes_where_sizes_are_hidden(tmp_path):
         privacy = Gaussian(noise=4.0, unit=unit)
         folder = tmp_path / unit
         said = train(data, Logistic(1, 2), fedavg(), PLAN, privacy, out=folder).privacy
-        found[unit] = [line for line in said["outside"] if line == COUNTED]
-        assert stated(folder)["outside"] == said["outside"]
+        found[unit] = [line for _, line in said.outside if line == COUNTED]
+        assert stated(folder).outside == said.outside
     assert len(found["user"]) == 1 and not found["record"]
     with refuses("release-refused"):
         privacy = Gaussian(noise=4.0, unit="user")

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from refusals import refuses
+from stated import over_draw, spent
 
 from dpscaffold import (
     Budget,
@@ -25,7 +26,6 @@ from dpscaffold import (
     train,
 )
 from dpscaffold.engines.machine import pick_device
-from dpscaffold.privacy import RANDOM_PARTICIPATION
 from dpscaffold.runs.ledger import read_ledger
 from dpscaffold.setting import Setting
 from dpscaffold.training import run
@@ -145,7 +145,9 @@ def test_a_finished_run_resumes_to_itself(federation, tmp_path):
     again = train(
         federation, Logistic(40, 10), scaffold(), plan(), NOISY, out=tmp_path / "run", resume=True
     )
-    assert again.history == first.history and again.privacy["server"] == first.privacy["server"]
+    assert again.history == first.history and again.privacy.towards(
+        "server"
+    ) == first.privacy.towards("server")
 
 
 def test_secret_noise_differs_from_run_to_run_and_a_replay_is_counted(federation, tmp_path):
@@ -175,12 +177,12 @@ def test_secret_noise_differs_from_run_to_run_and_a_replay_is_counted(federation
         go(tmp_path / "cut", cut)
     resumed = go(tmp_path / "cut", resume=True)
     ledger = read_ledger(tmp_path / "cut")
-    assert ledger.repeats == (1, 1)  # rounds 7 and 8 ran twice
+    assert ledger.extra == 2  # rounds 7 and 8 ran twice
     assert ledger.participations.sum() == (9 + 2) * 3
-    assert resumed.privacy["server"]["epsilon"] == pytest.approx(
-        RANDOM_PARTICIPATION.epsilon(ledger.run, 9, repeats=(1, 1)), rel=1e-6
+    assert resumed.privacy.towards("server").epsilon == pytest.approx(
+        over_draw(ledger.run, 9, again=2), rel=1e-6
     )
-    assert resumed.privacy["server"]["epsilon"] > one.privacy["server"]["epsilon"]
+    assert resumed.privacy.towards("server").epsilon > one.privacy.towards("server").epsilon
 
 
 def test_the_ledger_is_written_before_the_uploads_are_used(federation, tmp_path, monkeypatch):
@@ -200,26 +202,33 @@ def test_the_ledger_is_written_before_the_uploads_are_used(federation, tmp_path,
     assert read_ledger(tmp_path / "run").rounds == 5
 
 
+def within(times):
+    """A budget that lets each user take part this often."""
+    roster = synthetic(alpha=2, beta=2, users=12, records=100, seed=3).roster
+    run = Setting(roster, Logistic(40, 10), fedavg(), plan(), NOISY).describe()
+    return Budget(user_epsilon=spent(run, times) + 1e-6)
+
+
 def test_caps_make_drawn_users_decline_and_keep_the_divisor(federation, tmp_path):
-    """Nobody exceeds max_participations; the others' draws are those of an uncapped run."""
+    """Nobody exceeds its ε; the others' draws are those of an uncapped run."""
     capped = train(
         federation,
         Logistic(40, 10),
         fedavg(),
         plan(),
         NOISY,
-        budget=Budget(max_participations=1),
+        budget=within(1),
         out=tmp_path / "capped",
     )
     free = train(federation, Logistic(40, 10), fedavg(), plan(), NOISY, out=tmp_path / "free")
     counts, uncapped = (read_ledger(r.folder).participations for r in (capped, free))
     assert counts.max() == 1 and uncapped.max() > 1
     assert ((uncapped > 0) == (counts > 0)).all()
-    assert capped.privacy["ledger"]["epsilon"] < free.privacy["ledger"]["epsilon"]
+    assert capped.privacy.towards("server").given < free.privacy.towards("server").given
 
 
 def test_resuming_a_capped_run_admits_the_same_users(federation, tmp_path):
-    budget = Budget(max_participations=2)
+    budget = within(2)
 
     def go(folder, observer=None, resume=False):
         return train(
@@ -247,14 +256,14 @@ def test_resuming_a_capped_run_admits_the_same_users(federation, tmp_path):
 def test_training_halts_before_a_target_is_exceeded(federation):
     """The round that would exceed the target is not run, and the reason is given."""
     free = train(federation, Logistic(40, 10), fedavg(), plan(), NOISY)
-    target = 0.7 * free.privacy["server"]["epsilon"]
+    target = 0.7 * free.privacy.towards("server").epsilon
     result = train(
         federation, Logistic(40, 10), fedavg(), plan(), NOISY, budget=Budget(target_epsilon=target)
     )
     assert result.ended == "budget" and 0 < result.rounds < 9
-    assert result.privacy["server"]["epsilon"] <= target
+    assert result.privacy.towards("server").epsilon <= target
     run = result.setting.describe()
-    assert RANDOM_PARTICIPATION.epsilon(run, result.rounds + 1) > target
+    assert over_draw(run, result.rounds + 1) > target
     assert "would exceed" in result.message and result.history[-1]["round"] == result.rounds
 
 
@@ -262,10 +271,10 @@ def test_median_clip_and_no_privacy_state_that_there_is_no_guarantee(federation)
     median = train(
         federation, Logistic(40, 10), fedavg(), plan(), Gaussian(clip="median", noise=3.0)
     )
-    assert median.privacy["server"]["epsilon"] is None and "median" in median.privacy["quote"]
+    assert median.privacy.towards("server").epsilon is None and "median" in median.privacy.reason
     assert median.final["epsilon_server"] is None
     bare = train(federation, Logistic(40, 10), fedavg(), plan())
-    assert bare.privacy["server"]["epsilon"] is None and "not private" in bare.privacy["quote"]
+    assert bare.privacy.towards("server").epsilon is None and "not private" in bare.privacy.reason
 
 
 def test_no_guarantee_for_users_weighted_by_their_records(federation):
@@ -273,7 +282,7 @@ def test_no_guarantee_for_users_weighted_by_their_records(federation):
     nothing."""
     private = Gaussian(clip=1.0, noise=1.0, unit="user")
     result = train(federation, Logistic(40, 10), fedavg(), plan(weighting="records"), private)
-    assert result.privacy["server"]["epsilon"] is None and "weighting" in result.privacy["quote"]
+    assert result.privacy.towards("server").epsilon is None and "weighting" in result.privacy.reason
     with refuses("no-privacy: target_epsilon"):
         train(
             federation,
@@ -296,8 +305,8 @@ def test_the_live_epsilon_includes_private_preprocessing(federation):
         replace(federation, preparation=(step,)), Logistic(40, 10), fedavg(), plan(), NOISY
     )
     free = train(federation, Logistic(40, 10), fedavg(), plan(), NOISY)
-    assert paid.final["epsilon_server"] >= paid.privacy["server"]["epsilon"] * (1 - 1e-9)
-    assert paid.privacy["server"]["epsilon"] > 1.2 * free.privacy["server"]["epsilon"]
+    assert paid.final["epsilon_server"] >= paid.privacy.towards("server").epsilon * (1 - 1e-9)
+    assert paid.privacy.towards("server").epsilon > 1.2 * free.privacy.towards("server").epsilon
 
 
 def test_a_deleted_journal_cannot_reset_what_was_spent(federation, tmp_path):
@@ -426,16 +435,13 @@ class TestRefusals:
 
     def test_a_budget_without_privacy(self, federation):
         with refuses("no-privacy"):
-            train(
-                federation, Logistic(40, 10), fedavg(), plan(), budget=Budget(max_participations=3)
-            )
+            train(federation, Logistic(40, 10), fedavg(), plan(), budget=Budget(user_epsilon=3.0))
 
     @pytest.mark.parametrize(
         "bad",
         [
             {"delta": 0.0},
             {"delta": 1.5},
-            {"max_participations": 0},
             {"user_epsilon": -1.0},
             {"target_epsilon": float("nan")},
         ],

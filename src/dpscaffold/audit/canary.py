@@ -85,7 +85,7 @@ def sizes(run: Mechanism) -> tuple[int, int]:
     ε depends on b/R alone, and games on few records are fast. Where the fraction cannot be reduced
     the worst user keeps its records.
     """
-    worst = run.worst
+    worst = max(run.groups, key=lambda group: group.rate)
     factor = math.gcd(worst.batch, worst.records)
     batch, records = worst.batch // factor, worst.records // factor
     times = -(-LEAST_BATCH // batch)

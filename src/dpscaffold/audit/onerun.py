@@ -30,8 +30,8 @@ from dpscaffold.engines.participation.drawing import Row
 from dpscaffold.engines.rounds import rounds
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation, Records
-from dpscaffold.privacy import RANDOM_PARTICIPATION, Mechanism
-from dpscaffold.privacy.showing import digits_up, round_up
+from dpscaffold.privacy import SERVER, Mechanism, epsilon
+from dpscaffold.privacy.numbers import digits_up, round_up
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.runs.account import PrivacyAccount
 from dpscaffold.runs.folder import RunFolder
@@ -280,7 +280,7 @@ def play_one_run(asked: OneRunRequest, confidence: float, seconds: float) -> One
         spent = _spent(going)
     finally:
         going.close()
-    claimed = RANDOM_PARTICIPATION.epsilon(run, done)
+    claimed = epsilon(run, SERVER, done)
     # The surest guesses only, how many being fixed in advance; a canary that was never drawn is
     # not among them unless all are guessed.
     guesses = max(1, len(placed.rows) // 5)
@@ -308,13 +308,13 @@ def _spent(going: RunInProgress) -> RealRunCost:
     assert going.folder is not None
     said = going.accounts.statement()
     going.accounts.write_statement(going.folder, said)
-    quoted, file = said.quoted, going.setting.budget.file
-    assert quoted is not None and quoted.epsilon is not None and said.delta is not None
+    file = going.setting.budget.file
+    assert said.epsilon is not None and said.delta is not None
     return RealRunCost(
         str(going.folder.path),
-        quoted.epsilon,
+        said.epsilon,
         said.delta,
-        quoted.towards,
-        said.simulated,
+        "everybody" if said.quotes_given else "server",
+        said.seeded,
         None if file is None else str(file),
     )

@@ -90,7 +90,7 @@ class SumAttack:
         streams = [subject.streams(rng) for _ in range(2 * games)]
         engine = WatchedSums(settings * games, worlds * games, Hardware(), streams)
         # A void attempt is a full release if the member that is missing colludes.
-        times = subject.times(2 * games, rng) + subject.run.voids
+        times = subject.times(2 * games, rng) + subject.run.extra
         seen = np.full((max(1, int(times.max())), 2 * games), np.nan)
         for number in range(1, int(times.max()) + 1):
             part = np.flatnonzero(times >= number)

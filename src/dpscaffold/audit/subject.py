@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -19,11 +19,17 @@ from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
 from dpscaffold.federation.schema import Kind
 from dpscaffold.planning.asked import planned_setting
-from dpscaffold.privacy import LEDGER, VIEWS, Mechanism, TradeOff, bound_for, no_guarantee
-from dpscaffold.privacy.bound import ALONE, SERVER, Laws
-from dpscaffold.privacy.bounds import RANDOM_PARTICIPATION, USER_SAMPLING
-from dpscaffold.privacy.human import losses
-from dpscaffold.privacy.laws import participations_laws
+from dpscaffold.privacy import (
+    ALONE,
+    Adversary,
+    Mechanism,
+    TradeOff,
+    adversaries,
+    losses,
+    no_guarantee,
+    noise_seen,
+)
+from dpscaffold.privacy.page import THEOREMS
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.runs.ledger import read_account
 from dpscaffold.setting import Setting
@@ -90,7 +96,7 @@ class AuditSubject:
     def secure(self) -> Secure | None:
         """The run's secure sums; None where the server sees every upload."""
         terms = self.run.secure
-        return None if terms is None else Secure(terms.colluders, terms.least, self.run.voids)
+        return None if terms is None else Secure(terms.colluders, terms.least, self.run.extra)
 
     def federation(self, tables: Sequence[bool | None]) -> Federation:
         """Users with the canary (True), without it (False), and others (None)."""
@@ -116,8 +122,7 @@ class AuditSubject:
         if self.participations is not None:
             return np.full(games, self.participations)
         run = self.run
-        most = run.max_participations or run.rounds
-        return np.minimum(rng.binomial(run.rounds, run.user_ratio, games), most)
+        return rng.binomial(run.rounds, run.user_ratio, games)
 
     def streams(self, rng: np.random.Generator) -> Randomness:
         """Noise that the adversary does not know: secret, or from a seed of the game's own."""
@@ -214,7 +219,7 @@ def subject_of(
     setting: Setting, run: Mechanism, federation: Federation, participations: int | None = None
 ) -> AuditSubject:
     """What plays the game: the run's task (at its smallest size), algorithm and mechanism."""
-    reason = no_guarantee(run) or ("no noise is added (noise=0)" if run.noise == 0 else None)
+    reason = no_guarantee(run)
     if setting.privacy is None or reason:
         raise BadInput(
             "no-privacy", f"there is no claim to audit: {reason or 'the run is not private'}"
@@ -233,51 +238,27 @@ def subject_of(
 
 def claims_of(run: Mechanism, participations: int | None, colluders: int = 1) -> dict[str, Claim]:
     """ε of training alone by view: over the draw, or given that a user took part so often."""
-    if run.secure is not None:
-        return secure_claims(run, participations, run.secure.colluders)
-    claims = {}
-    colluders = min(colluders, max(1, run.users - 1))
-    for view in VIEWS:
-        if participations is not None:
-            laws, name = participations_laws(run, participations), LEDGER.name
-        else:
-            bound = bound_for(run, view, colluders=colluders)
-            if bound is USER_SAMPLING:  # it rests on a hidden draw, which these games reveal
-                continue
-            laws, name = losses(bound, run), bound.name
-        claims[view] = _claim(run, view, name, laws, colluders if view == "participant" else 0)
-    return claims
+    known = adversaries(run, min(colluders, max(1, run.users - 1)))
+    if run.secure is not None:  # the others see no more than the server with its sites
+        known = {name: known[name] for name in ("server", ALONE.name)}
+    return {name: _claim(run, who, participations) for name, who in known.items()}
 
 
-def secure_claims(run: Mechanism, participations: int | None, colluders: int) -> dict[str, Claim]:
-    """The two claims of secure sums: towards a server with at most k sites, and towards a server
-    with all other sites."""
-    if participations is not None:
-        own = replace(run, secure=None)
-        known = [(LEDGER.name, participations_laws(one, participations)) for one in (run, own)]
-    else:
-        bounds = (bound_for(run, SERVER), RANDOM_PARTICIPATION)
-        known = [(bound.name, losses(bound, run)) for bound in bounds]
-    helpers = (colluders, run.cohort_size - 1)
-    return {
-        view: _claim(run, view, name, laws, k)
-        for view, (name, laws), k in zip((SERVER, ALONE), known, helpers, strict=True)
-    }
-
-
-def _claim(run: Mechanism, view: str, bound: str, laws: Laws, colluders: int) -> Claim:
+def _claim(run: Mechanism, who: Adversary, participations: int | None) -> Claim:
+    laws = losses(run, who, times=participations)
     epsilon = max(law.epsilon(run.delta) for law in laws)
     if not np.isfinite(epsilon):
         raise BadInput(
             "epsilon-infinite",
             f"the claim at delta={run.delta} is infinite; give a larger delta",
         )
-    return Claim(view, bound, float(epsilon), run.delta, TradeOff.of(laws), colluders)
+    theorem = "given" if participations is not None else noise_seen(run, who).theorem
+    helpers = run.cohort_size - 1 if who == ALONE else who.knows
+    curve = TradeOff.of(laws)
+    return Claim(who.name, THEOREMS[theorem], float(epsilon), run.delta, curve, helpers)
 
 
 def _not_played(run: Mechanism) -> str:
     if run.secure is not None:
         return "third parties and participants, who see no more than the server with its sites"
-    if bound_for(run, "third_party") is USER_SAMPLING:
-        return "the third party's claim rests on a hidden draw, which these games reveal"
     return ""

@@ -40,7 +40,7 @@ def sum_games(
     users = np.arange(subject.run.cohort_size)
     everyone, nobody = Draw(users, users), Draw(users, users[:0])
     times, known = subject.times(runs, rng), users[1 : 1 + colluders]
-    most = subject.participations or subject.run.max_participations or subject.run.rounds
+    most = subject.participations or subject.run.rounds
     seen, kept = np.zeros((2, most, runs)), np.zeros(runs)
     for number in range(1, int(times.max(initial=0)) + 1):
         takes_part = times >= number

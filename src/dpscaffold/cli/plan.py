@@ -266,7 +266,7 @@ def _limits(
 ) -> Limits:
     from dpscaffold.checks import floor_share
     from dpscaffold.planning.facts import Limits
-    from dpscaffold.privacy.showing import digits_up
+    from dpscaffold.privacy.numbers import digits_up
 
     plan = tables.get("plan", {})
     ratio = plan.get("user_ratio")

@@ -1,365 +1,470 @@
-"""``dpscaffold privacy``: what a plan, a configuration or a run folder guarantees, and to whom."""
+"""``dpscaffold privacy``: what a plan, a configuration, a run or several runs guarantee, and to
+whom; and the noise or the rounds for what is wanted."""
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_args
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.table import Table
+from rich.markdown import Markdown
 
-from dpscaffold.algorithms import ALGORITHMS, DEFAULT
-from dpscaffold.cli.subject import (
-    Numbers,
-    StatementSubject,
-    from_numbers,
-    from_source,
-    refuse_numbers,
-)
+from dpscaffold.algorithms import DEFAULT
+from dpscaffold.algorithms.naming import build, factory_of
+from dpscaffold.checks import choice, floor_share, shares
 from dpscaffold.cli.usage import refuse_given
+from dpscaffold.errors import BadInput
 from dpscaffold.privacy import (
-    VIEWS,
-    PrivacyError,
+    Facts,
+    Mechanism,
+    Part,
+    Statement,
+    adversaries,
+    charged,
+    digits_up,
+    largest_rounds,
+    page,
+    round_up,
+    solve_noise,
+    solve_noise_for_guess,
+    state,
 )
-from dpscaffold.privacy.bound import PARTICIPANT
-from dpscaffold.privacy.errors import bad_delta
-from dpscaffold.privacy.human import GROUPS
-from dpscaffold.privacy.showing import digits_up, percent, round_up
-from dpscaffold.privacy.statement import NO_NOISE
-from dpscaffold.privacy.statement_types import HumanTerms, Statement
-from dpscaffold.report.fitting import legible
+from dpscaffold.privacy.mechanism import Sampling, Unit
+from dpscaffold.runs.budget_file import BudgetFile, BudgetFileContents
+from dpscaffold.runs.data_key import KEY, read_key
+from dpscaffold.runs.journal import Journal
+from dpscaffold.runs.ledger import JOURNAL, Account, read_account
+from dpscaffold.setting.gaussian import Gaussian
 
-Source = Annotated[
-    Path | None,
-    typer.Argument(help="Configuration file (TOML) or run folder, instead of the numbers below."),
-]
-Sources = Annotated[
-    list[Path] | None,
-    typer.Argument(
-        help="Configuration file (TOML) or run folder, instead of the numbers below. "
-        "Several run folders are composed."
-    ),
-]
-Users = Annotated[int | None, typer.Option("--users", help="M, the number of users.")]
-Records = Annotated[int | None, typer.Option("--records", help="R, the training records per user.")]
-Rounds = Annotated[
-    int | None, typer.Option("--rounds", help="T, the number of rounds, warm start included.")
-]
-LocalSteps = Annotated[
-    int | None, typer.Option("--local-steps", help="K, the number of local steps in a round.")
-]
-UserRatio = Annotated[
-    float | None, typer.Option("--user-ratio", help="l, the share of users in a round.")
-]
-DataRatio = Annotated[
-    float | None, typer.Option("--data-ratio", help="s, the share of a user's records in a batch.")
-]
-Noise = Annotated[
-    float | None,
-    typer.Option("--noise", help="σ_g, the noise multiplier in units of the sensitivity 2C/b."),
-]
-Sampling = Annotated[
-    str | None, typer.Option("--sampling", help="Batches: fixed (default) or poisson.")
-]
-AlgorithmName = Annotated[
-    str | None,
-    typer.Option(
-        "--algorithm",
-        help=f"Algorithm: {', '.join(ALGORITHMS)}, or my_file:factory. Default: {DEFAULT}.",
-    ),
-]
-Unit = Annotated[
-    str | None, typer.Option("--unit", help="What is protected: record (default) or user.")
-]
-Neighbours = Annotated[
-    str | None,
-    typer.Option(
-        "--neighbours",
-        help="Neighbouring datasets: replace-one (fixed batches), zero-out or add-remove "
-        "(Poisson batches).",
-    ),
-]
-Delta = Annotated[float | None, typer.Option("--delta", help="δ. Default: 1/(10 × all records).")]
-View = Annotated[
-    str | None,
-    typer.Option("--view", help="Only this adversary: server, third-party or participant."),
-]
-Colluders = Annotated[
-    int | None,
-    typer.Option(
-        "--colluders", help="Number of participants who share what they know. Default: 1."
-    ),
-]
-Cap = Annotated[
-    int | None,
-    typer.Option(
-        "--max-participations", help="Largest number of rounds that a user takes part in."
-    ),
-]
+#: The numbers of a plan that has no file; without the first seven there is no run.
+NUMBERS = (
+    *("users", "records", "rounds", "local_steps", "user_ratio", "data_ratio", "noise"),
+    *("sampling", "unit", "algorithm"),
+)
+NEEDED = NUMBERS[:7]
 
 
-def privacy(
-    sources: Sources = None,
-    users: Users = None,
-    records: Records = None,
-    rounds: Rounds = None,
-    local_steps: LocalSteps = None,
-    user_ratio: UserRatio = None,
-    data_ratio: DataRatio = None,
-    noise: Noise = None,
-    sampling: Sampling = None,
-    algorithm: AlgorithmName = None,
-    unit: Unit = None,
-    neighbours: Neighbours = None,
-    delta: Delta = None,
-    max_participations: Cap = None,
-    view: View = None,
-    colluders: Colluders = None,
-    everything: Annotated[
-        bool,
-        typer.Option(
-            "--all", help="Of a run: show all bounds, theorems and deltas, and what is outside ε."
+@dataclass(frozen=True)
+class Subject:
+    """What a statement is about: the parts of a plan or of a run, and what else is true of it."""
+
+    name: str
+    parts: tuple[Part, ...]
+    facts: Facts
+    account: Account | None = None
+
+
+def privacy_command(
+    sources: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            help="A configuration, run folder, model folder or budget file; several run folders "
+            "are added up. Or a plan in options."
         ),
-    ] = False,
-    only_quote: Annotated[
-        bool,
-        typer.Option("--quote", help="Print only the sentence to quote, with all its conditions."),
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the statement as JSON.")] = False,
+    ] = None,
+    users: Annotated[int | None, typer.Option(help="M, the number of users.")] = None,
+    records: Annotated[int | None, typer.Option(help="R, the training records per user.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="T, the number of rounds.")] = None,
+    local_steps: Annotated[int | None, typer.Option(help="K, local steps in a round.")] = None,
+    user_ratio: Annotated[float | None, typer.Option(help="l, the share of users a round.")] = None,
+    data_ratio: Annotated[
+        float | None, typer.Option(help="s, the share of records a batch.")
+    ] = None,
+    noise: Annotated[
+        float | None, typer.Option(help="σ, in units of the sensitivity 2C/b.")
+    ] = None,
+    sampling: Annotated[str | None, typer.Option(help="fixed (default) or poisson.")] = None,
+    unit: Annotated[str | None, typer.Option(help="record (default) or user.")] = None,
+    algorithm: Annotated[
+        str | None, typer.Option(help=f"Its name in [algorithm]; {DEFAULT} if left out.")
+    ] = None,
+    delta: Annotated[float | None, typer.Option(help="δ; else 1/(10 × all records).")] = None,
+    colluders: Annotated[
+        int | None, typer.Option(help="Participants who share what they know; else 1.")
+    ] = None,
+    epsilon: Annotated[
+        float | None, typer.Option(help="Find the noise for this ε, or open a budget file.")
+    ] = None,
+    guess: Annotated[
+        float | None, typer.Option(help="Find the noise for guesses right so often, in %.")
+    ] = None,
+    solve: Annotated[
+        str | None, typer.Option(help="Find noise (default) or rounds for --epsilon.")
+    ] = None,
+    against: Annotated[
+        str | None, typer.Option(help="server (default), third-party or participant.")
+    ] = None,
     fixed_in_advance: Annotated[
-        bool,
-        typer.Option(
-            "--fixed-in-advance",
-            help="Several runs: declare that no plan was chosen after seeing another run's "
-            "outputs.",
-        ),
+        bool, typer.Option("--fixed-in-advance", help="No plan was made after seeing a result.")
     ] = False,
     same_records: Annotated[
-        bool,
-        typer.Option(
-            "--same-records", help="Several runs: declare that their records are the same."
-        ),
+        bool, typer.Option("--same-records", help="All runs are on the same records.")
     ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show the privacy guarantee of a plan, a configuration or a run, by adversary and bound.
+    """State what a plan, a configuration or a run guarantees; solve for noise or rounds; add runs.
 
     Example: dpscaffold privacy runs/clinics
+
+    Example: dpscaffold privacy run.toml --epsilon 1
     """
-    numbers = Numbers(
-        *(users, records, rounds, local_steps, user_ratio, data_ratio, noise),
-        *(sampling, algorithm, unit, neighbours, max_participations),
-    )
-    _refuse_two_forms({"--all": everything, "--quote": only_quote, "--json": as_json})
-    if sources and len(sources) > 1:
-        refuse_numbers(numbers, sources[0])
-        alone = {"--all": everything, "--quote": only_quote}
-        refuse_given(alone, "which is about one run; leave it out, or name one")
-        several(
-            *(sources, delta, fixed_in_advance, same_records),
-            *(colluders, checked_view(view, as_json), as_json),
-        )
+    values = locals()
+    numbers = {name: values[name] for name in NUMBERS}
+    sources = sources or []
+    several = {"--fixed-in-advance": fixed_in_advance, "--same-records": same_records}
+    if len(sources) < 2:
+        refuse_given(several, "which is about several runs; name at least 2 run folders")
+    if len(sources) == 1 and sources[0].suffix == ".jsonl":
+        _refuse_numbers(numbers, sources[0])
+        others: dict[str, object] = {"--guess": guess, "--colluders": colluders}
+        others |= {"--solve": solve, "--against": against}
+        refuse_given(others, f"and {sources[0]} is a budget file; leave it out")
+        _show_budget(_budget(sources[0], epsilon, delta), as_json)
         return
-    pairs = {"--fixed-in-advance": fixed_in_advance, "--same-records": same_records}
-    refuse_given(pairs, "which is about several runs; name at least 2 run folders")
-    source = sources[0] if sources else None
-    folder = source if source is not None and source.is_dir() else None
-    chosen = checked_view(view, as_json)
-    if folder is None:
-        refuse_given({"--all": everything}, "and all is shown unless a run is named; leave it out")
-    if only_quote:
-        refuse_given({"--view": view}, "and does not change the quote; leave it out")
-    about = _subject(source, numbers, delta)
-    said = about.statement(GROUPS, colluders)
-    if not said.guarantee:
-        given: dict[str, object] = {"--delta": delta, "--view": view, "--colluders": colluders}
-        refuse_given(given, f"but nothing is guaranteed ({said.reason}); leave it out")
+    if len(sources) == 1 and (sources[0] / "privacy.json").is_file() and not _is_run(sources[0]):
+        given: dict[str, object] = {"--delta": delta, "--colluders": colluders}
+        given |= {"--epsilon": epsilon, "--guess": guess}
+        given |= {"--solve": solve, "--against": against}
+        refuse_given(given, "and the statement of a model is what its run wrote; name the run")
+        _show(_of_model(sources[0]), as_json, str(sources[0]))
+        return
+    solving = epsilon is not None or guess is not None
+    if not solving:
+        asked = {"--solve": solve, "--against": against}
+        refuse_given(asked, "which is about what is solved for; give --epsilon or --guess too")
+    solve, against = solve or "noise", against or "server"
+    if solving and not sources:
+        numbers = _to_solve(numbers, solve)
+    subjects = _read(sources, numbers, delta, colluders)
+    if solving:
+        _show_solved(subjects, epsilon, guess, solve, against, as_json)
+        return
+    if len(subjects) > 1:
+        title = " and ".join(one.name for one in subjects)
+        _show(_together(subjects, fixed_in_advance, same_records), as_json, title)
+        return
+    _show(state(subjects[0].parts, subjects[0].facts), as_json, subjects[0].name)
+
+
+def stated_of(source: Path) -> Statement:
+    """The statement of a configuration or a run folder."""
+    subject = _of_run(source, None) if source.is_dir() else _of_configuration(source, None)
+    return state(subject.parts, subject.facts)
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / JOURNAL).exists() or (folder / "ledger.json").exists()
+
+
+def _read(
+    sources: Sequence[Path],
+    numbers: Mapping[str, Any],
+    delta: float | None,
+    colluders: int | None,
+) -> list[Subject]:
+    """What is asked about; the δ of several runs is shared out evenly among them."""
+    if not sources:
+        run = plan_of(numbers, delta)
+        facts = Facts(colluders=1 if colluders is None else colluders)
+        return [Subject("this plan", (Part(run, run.rounds),), facts)]
+    _refuse_numbers(numbers, sources[0])
+    each = None if delta is None else delta / len(sources)
+    found = []
+    for source in sources:
+        subject = _of_run(source, each) if source.is_dir() else _of_configuration(source, each)
+        if not subject.parts:
+            given = {"--delta": delta, "--colluders": colluders}
+            refuse_given(given, f"and {source} promises nothing; leave it out")
+        if colluders is not None:
+            subject = replace(subject, facts=replace(subject.facts, colluders=colluders))
+        found.append(subject)
+    return found
+
+
+def _to_solve(numbers: Mapping[str, Any], solve: str) -> dict[str, Any]:
+    """The numbers of a plan with something in the place of the one that is asked for, which plays
+    no part."""
+    asked = choice("--solve", solve, ("noise", "rounds"))
+    refuse_given({_option(asked): numbers[asked]}, "and it is what is solved for; leave it out")
+    return {**numbers, asked: 1}
+
+
+def plan_of(numbers: Mapping[str, Any], delta: float | None = None) -> Mechanism:
+    """The run that the options describe; every missing or impossible one is named.
+
+    >>> given = dict(users=100, records=4000, rounds=400, local_steps=50, user_ratio=0.2,
+    ...              data_ratio=0.2, noise=60.0)
+    >>> run = plan_of(given)
+    >>> run.cohort_size, run.groups[0].batch
+    (20, 800)
+    """
+    missing = [_option(name) for name in NEEDED if numbers.get(name) is None]
+    if missing:
+        raise BadInput(
+            "missing-argument",
+            f"missing {', '.join(missing)}; give them all, or a configuration or a run folder",
+        )
+    for name in ("user_ratio", "data_ratio"):
+        if not 0.0 < numbers[name] <= 1.0:
+            raise BadInput(
+                "out-of-range",
+                f"{_option(name)} is {numbers[name]}; give a fraction above 0 and at most 1",
+            )
+    if floor_share(numbers["user_ratio"], numbers["users"]) < 1:
+        raise BadInput(
+            "no-participants",
+            f"--user-ratio is {numbers['user_ratio']}, which selects none of {numbers['users']} "
+            f"users",
+        )
+    name = numbers.get("algorithm") or DEFAULT
+    factory_of(name, argument="--algorithm")
+    sampling: Any = choice("--sampling", numbers.get("sampling") or "fixed", get_args(Sampling))
+    unit: Any = choice("--unit", numbers.get("unit") or "record", get_args(Unit))
+    sizes = [numbers["records"]] * numbers["users"]
+    return Gaussian(noise=numbers["noise"], sampling=sampling, unit=unit).run(
+        build(name),
+        rounds=numbers["rounds"],
+        local_steps=numbers["local_steps"],
+        sizes=sizes,
+        **shares(sizes, numbers["user_ratio"], numbers["data_ratio"]),
+        weighting="uniform",
+        aggregation="mean",
+        declared=False,
+        delta=delta,
+    )
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _refuse_numbers(numbers: Mapping[str, Any], source: Path) -> None:
+    """Refuse options that a file already answers."""
+    given = {_option(name): value for name, value in numbers.items()}
+    refuse_given(given, f"and {source} already says it; give one or the other")
+
+
+def _of_run(folder: Path, delta: float | None, several: bool = False) -> Subject:
+    """A run folder: its ledger holds the description of the run, so nothing else is needed."""
+    account = read_account(folder)
+    if delta is not None:
+        account = account.at_delta(delta)
+    parts = tuple(account.released)
+    if several:
+        whole = len(parts) == 1
+        parts = tuple(
+            replace(part, name=str(folder) if whole else f"{folder} (part {k})")
+            for k, part in enumerate(parts, start=1)
+        )
+    return Subject(str(folder), parts, account.facts(), account)
+
+
+def _of_configuration(path: Path, delta: float | None) -> Subject:
+    """A configuration: the run it would make on its data."""
+    from dpscaffold.config import load
+    from dpscaffold.data.loading import load_federation
+    from dpscaffold.setting.plan import Plan
+
+    if not path.exists():
+        raise BadInput(
+            "file-not-found",
+            f"{path} does not exist; give a configuration (TOML), a run folder, or numbers",
+        )
+    settings = load(path)
+    federation = load_federation(settings.data)
+    setting = settings.setting(federation, Plan.learning_rate)  # no step size costs privacy
+    run, limits = setting.describe(), settings.privacy
+    if run is None or limits is None:
+        return Subject(str(path), (), Facts(preparation=federation.preparation))
+    run = run if delta is None else replace(run, delta=delta)
+    costs, unprotected = charged(federation.preparation, run)
+    drawn = setting.seed().drawn
+    part = Part(run, run.rounds, None, costs, str(path), setting.secret, drawn, source=str(path))
+    facts = Facts(
+        seeded=not setting.secret,
+        draw_given=drawn.given,
+        preparation=(*federation.preparation, *unprotected),
+        allowed=tuple(limits.allow or ()) if limits.release else None,
+        colluders=limits.budget.colluders,
+        planned=settings.planned,
+    )
+    return Subject(str(path), (part,), facts)
+
+
+def _of_model(folder: Path) -> Statement:
+    path = folder / "privacy.json"
+    try:
+        return Statement.from_json(json.loads(path.read_text(encoding="utf-8")), str(path))
+    except (OSError, ValueError) as error:
+        raise BadInput("run-damaged", f"{path} cannot be read ({error}); restore it") from error
+
+
+def _together(subjects: Sequence[Subject], fixed_in_advance: bool, same_records: bool) -> Statement:
+    """Several runs over the same records. As many participants collude in all of them as the run
+    with the most takes into account."""
+    _refuse_copies(subjects)
+    data = {} if same_records else identities([Path(one.name) for one in subjects])
+    if same_records and not identities([Path(one.name) for one in subjects]):
+        raise BadInput(
+            "not-applicable",
+            "--same-records is given, but these records are not compared and count as the same "
+            "anyway; leave it out",
+        )
+    for one in subjects:
+        if not one.parts:
+            raise BadInput(
+                "no-privacy",
+                f"{one.name} is a run without privacy, so nothing adds up; leave it out",
+            )
+        if len(one.parts) > 1 and fixed_in_advance:
+            raise BadInput(
+                "rounds-extended",
+                f"--fixed-in-advance is given, and {one.name} was given more rounds after it was "
+                f"planned, or continues another run; leave the option out, and its parts add",
+            )
+    # Parts of one folder are of one run; a copy of it that went on has the same draws and noise.
+    parts = [
+        replace(part, data=data.get(one.name), source=one.name)
+        for one in subjects
+        for part in one.parts
+    ]
+    every = [one.facts for one in subjects]
+    held = {facts.held for facts in every}
+    facts = Facts(
+        held=held.pop() if len(held) == 1 else "one computer",
+        seeded=any(facts.seeded for facts in every),
+        draw_given=any(facts.draw_given for facts in every),
+        preparation=tuple(step for facts in every for step in facts.preparation),
+        colluders=max(facts.colluders for facts in every),
+        fixed_in_advance=fixed_in_advance,
+    )
+    return state(parts, facts)
+
+
+def _refuse_copies(subjects: Sequence[Subject]) -> None:
+    """Refuse a folder that is named twice, and a copy of another one as it was earlier."""
+    places = [Path(one.name).resolve() for one in subjects]
+    for k, one in enumerate(subjects):
+        if places[k] in places[:k]:
+            raise BadInput("run-named-twice", f"{one.name} is given twice; a run is counted once")
+    for one, other in itertools.permutations(subjects, 2):
+        if one.account is None or other.account is None:
+            continue
+        if one.account.drawn.journal in other.account.continues:
+            raise BadInput(
+                "run-copied",
+                f"{one.name} went on as {other.name}, which counts all that it released; leave "
+                f"{one.name} out",
+            )
+        copied = one.account.drawn.is_copy_of(other.account.drawn)
+        if copied and Journal(Path(other.name) / JOURNAL).follows(one.account.anchor):
+            raise BadInput(
+                "run-copied",
+                f"{one.name} is a copy of {other.name}, whose ledger counts all that it released; "
+                f"leave {one.name} out",
+            )
+
+
+def identities(sources: Sequence[Path]) -> dict[str, str]:
+    """The identities of the records that the runs were made on; empty unless all were made with
+    one key, since others cannot be compared."""
+    folders = [source for source in sources if (source / KEY).is_file()]
+    if len(folders) < len(sources) or len({read_key(path / KEY) for path in folders}) > 1:
+        return {}
+    found = {}
+    for source in sources:
+        path = source / "run.json"
+        try:
+            found[str(source)] = str(json.loads(path.read_text(encoding="utf-8"))["data"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise BadInput("run-damaged", f"{path} is damaged ({error}); restore it") from error
+    return found
+
+
+def _show(said: Statement, as_json: bool, title: str) -> None:
     if as_json:
         typer.echo(json.dumps(said.to_json(), indent=2, allow_nan=False))
-    elif only_quote:
-        typer.echo(said.quote)
+        return
+    text, console = page(said, title), Console(highlight=False)
+    if console.is_terminal:
+        console.print(Markdown(text))
     else:
-        # Parts are printed one by one.
-        details = any((everything, view, colluders is not None, said.parts))
-        _tell(said, None if details else folder, chosen)
+        typer.echo(text, nl=False)
 
 
-def _refuse_two_forms(shown: Mapping[str, bool]) -> None:
-    given = [option for option, on in shown.items() if on]
-    if len(given) > 1:
-        raise PrivacyError(
-            "conflicting-arguments",
-            f"{given[0]} is given together with {given[1]}; give one of them",
-        )
-
-
-def _subject(source: Path | None, numbers: Numbers, delta: float | None) -> StatementSubject:
-    """The run that is named, or that the numbers describe; one without noise is refused."""
-    if source:
-        about = from_source(source, numbers, delta)
-    else:
-        about = StatementSubject(from_numbers(numbers, delta))
-    if about.run is not None and about.run.noise == 0.0:
-        raise PrivacyError("no-noise", f"{NO_NOISE}; give a noise above 0")
-    return about
-
-
-def _tell(said: Statement, folder: Path | None, views: Sequence[str]) -> None:
-    """The short form for a run folder, or else everything."""
-    console = Console(soft_wrap=False)
-    if folder is not None:
-        show_short(said, folder, console)
-    else:
-        show(said, console, views)
-
-
-def several(
-    sources: list[Path],
-    delta: float | None,
-    fixed_in_advance: bool,
-    same_records: bool,
-    colluders: int | None,
-    views: Sequence[str],
+def _show_solved(
+    subjects: Sequence[Subject],
+    epsilon: float | None,
+    guess: float | None,
+    solve: str,
+    against: str,
     as_json: bool,
 ) -> None:
-    """What several runs over the same records guarantee together."""
-    from dpscaffold.cli.together import compose, show_together
-
-    if delta is not None and not 0.0 < delta < 1.0:
-        raise PrivacyError("out-of-range", bad_delta("--delta", delta))
-    answer = compose(sources, delta, fixed_in_advance, same_records, colluders)
-    if as_json:
-        typer.echo(json.dumps(answer.to_json(), indent=2, allow_nan=False))
+    """The noise or the rounds that are asked for, and what is then promised."""
+    asked = choice("--solve", solve, ("noise", "rounds"))
+    if len(subjects) > 1 or len(subjects[0].parts) != 1 or subjects[0].account is not None:
+        raise BadInput(
+            "not-applicable",
+            "--epsilon and --guess solve for one plan; name a configuration, or give its numbers",
+        )
+    if None not in (epsilon, guess):
+        raise BadInput("conflicting-arguments", "--epsilon and --guess are given; give one of them")
+    if guess is not None and asked == "rounds":
+        raise BadInput(
+            "not-applicable", "--solve is rounds, which is found for an ε; give --epsilon"
+        )
+    (part,), facts = subjects[0].parts, subjects[0].facts
+    known = adversaries(part.run, facts.colluders)
+    who = known[choice("--against", against.replace("-", "_"), tuple(known))]
+    if epsilon is None:
+        assert guess is not None
+        run = replace(part.run, noise=solve_noise_for_guess(part.run, guess / 100, who, part.costs))
+    elif asked == "noise":
+        run = replace(part.run, noise=solve_noise(part.run, epsilon, who, part.costs))
     else:
-        show_together(answer, Console(soft_wrap=False), views)
-
-
-def checked_view(view: str | None, as_json: bool = False) -> tuple[str, ...]:
-    """The views to show: all of them, or the one that is asked for. JSON holds all of them."""
-    if view is None:
-        return tuple(VIEWS)
+        run = replace(part.run, rounds=largest_rounds(part.run, epsilon, who, part.costs))
+    said = state([replace(part, run=run, rounds=run.rounds)], facts)
     if as_json:
-        raise PrivacyError(
-            "conflicting-arguments",
-            f"--view is {view!r}, and --json holds every view; give one or the other",
+        values = {"noise": run.noise, "rounds": run.rounds, **said.to_json()}
+        typer.echo(json.dumps(values, indent=2, allow_nan=False))
+        return
+    found = f"noise = {run.noise:g}" if asked == "noise" else f"rounds = {run.rounds}"
+    typer.echo(f"{found}\n")
+    _show(said, as_json=False, title=subjects[0].name)
+
+
+def _budget(path: Path, epsilon: float | None, delta: float | None) -> BudgetFileContents:
+    """The contents of a budget file, which is made where its ε and δ are given."""
+    if (epsilon is None) != (delta is None):
+        one, other = ("--epsilon", "--delta") if delta is None else ("--delta", "--epsilon")
+        raise BadInput(
+            "missing-argument",
+            f"{one} is given without {other}; give both to open a new budget file",
         )
-    name = view.replace("-", "_")
-    if name not in VIEWS:
-        raise PrivacyError(
-            "unknown-view", f"--view is {view!r}; give server, third-party or participant"
+    if epsilon is not None and delta is not None:
+        BudgetFile.open(path, epsilon, delta)
+    return BudgetFile(path).read()
+
+
+def _show_budget(contents: BudgetFileContents, as_json: bool) -> None:
+    """A line for each run, then what is spent and left: spent rounded up, left rounded down."""
+    if as_json:
+        typer.echo(json.dumps(contents.to_json(), indent=2, allow_nan=False))
+        return
+    for run, grant in contents.grants.items():
+        done = contents.participations.get(run, 0)
+        typer.echo(
+            f"{run}: {done} of {grant.rounds} rounds, epsilon = {round_up(grant.epsilon)}, "
+            f"delta = {digits_up(grant.delta)}, {grant.neighbours}"
         )
-    return (name,)
-
-
-def show_short(said: Statement, folder: Path, console: Console) -> None:
-    """What a run guarantees, on one screen."""
-    from dpscaffold.report.ending import outside_names, privacy_line
-
-    console.print(f"privacy  {privacy_line(said)}", highlight=False)
-    if said.human:
-        console.print(said.person, highlight=False)
-        rows = []
-        for who, words in ADVERSARIES.items():
-            entry = said.ledger if who == "ledger" else said.towards(who)
-            epsilon = entry.epsilon if entry else None
-            terms = said.human.get(who)
-            if epsilon is not None:
-                right = percent(terms.accuracy) if terms else "–"
-                rows.append((words, round_up(epsilon), right))
-        console.print(legible(("against", "ε", "best guess right"), rows, console.width))
-    if said.delta_note:
-        console.print(said.delta_note, highlight=False)
-    console.print(f"outside  {', '.join(outside_names(said))}", highlight=False)
-    more = f"dpscaffold privacy {folder} --all, --quote or --json; {folder}/privacy.md"
-    console.print(f"more     {more}", highlight=False, soft_wrap=True)
-
-
-#: The rows of the short table, by the key of a statement.
-ADVERSARIES = {
-    "server": "the server",
-    "alone": "the server and all other sites",
-    "third_party": "anyone who sees only the model",
-    "participant": "a site that took part",
-    "ledger": "anyone who knows who took part",
-}
-
-
-def show(said: Statement, console: Console, views: Sequence[str] = tuple(VIEWS)) -> None:
-    """The table of views × bounds, the assumptions that all share, and what to quote."""
-    if tuple(views) == tuple(VIEWS) and said.views:
-        views = tuple(said.views)  # with secure sums, also what a site's own noise gives
-    if said.bounds and said.mechanism is not None:
-        show_bounds(said, console, views)
-        console.print(f"delta: {digits_up(said.delta or 0.0, 4)}", highlight=False)
-        show_deltas(said, console, views)
-        console.print(f"neighbours: {said.mechanism.neighbours}", highlight=False)
-    k = said.participant.colluders or 1
-    if k > 1 and PARTICIPANT in views:
-        console.print(f"participant: {k} participants pool what they know", highlight=False)
-    if said.human:
-        show_human(said, said.human, console)
-    console.print(f"quote: {said.quote}", highlight=False)
-    _show_remarks(said, console)
-
-
-def _show_remarks(said: Statement, console: Console) -> None:
-    """Bounds that do not apply, the journal, tuning, and what is outside the guarantee."""
-    for row in said.bounds if said.guarantee else ():
-        if not row.applies:
-            console.print(f"{row.name} does not apply: {row.reason}", style="dim", highlight=False)
-    if said.journal is not None:
-        console.print(f"head of the journal: {said.journal.head}", style="dim")
-    if said.tuning:
-        console.print(f"tuning: {said.tuning}", style="dim", highlight=False)
-    for sentence in said.outside:
-        console.print(f"outside the guarantee: {sentence}", style="dim", highlight=False)
-
-
-#: Terminals of fewer columns are shown bounds without their theorems.
-NARROW = 60
-
-
-def show_bounds(said: Statement, console: Console, views: Sequence[str]) -> None:
-    """Every bound that applies, by view; the one to quote is marked."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("view", no_wrap=True)
-    table.add_column("epsilon", justify="right", no_wrap=True)
-    table.add_column("bound", no_wrap=True)
-    table.add_column("theorem", overflow="fold")
-    short = []
-    for view in views:
-        # A draw that somebody chose is quoted alike towards everybody.
-        first = said.quoted if said.quotes_ledger else None
-        best = (first or said.towards(view)).bound
-        for row in said.bounds:
-            if view in row.views and row.applies:
-                quoted = best == row.name
-                cells = view, round_up(row.epsilon), row.name + " ← quote" * quoted
-                table.add_row(*cells, row.theorem, style="bold" if quoted else "")
-                short.append(cells)
-    if short:
-        narrow = console.width < NARROW
-        heads = ("view", "epsilon", "bound")
-        console.print(legible(heads, short, console.width) if narrow else table)
-
-
-def show_deltas(said: Statement, console: Console, views: Sequence[str]) -> None:
-    """ε at smaller δ, one line a view."""
-    for view in views if said.epsilon_by_delta else ():
-        shown = ", ".join(
-            f"{round_up(row.by_view[view])} at {digits_up(row.delta)}"
-            for row in said.epsilon_by_delta or ()
-        )
-        console.print(f"epsilon by delta, {view.replace('_', ' ')}: {shown}", highlight=False)
-
-
-def show_human(said: Statement, human: Mapping[str, HumanTerms], console: Console) -> None:
-    """The best membership test by view, and several records of one person."""
-    from dpscaffold.report.human_tables import groups_table, terms_table
-
-    for head, rows in (terms_table(human), groups_table(human)):
-        console.print(legible(head, rows, console.width))
-    console.print(said.person, highlight=False)
+    (spent, spent_delta), (left, left_delta) = contents.spent, contents.left
+    typer.echo(
+        f"granted: epsilon = {round_up(spent)} of {contents.epsilon:g}, delta = "
+        f"{digits_up(spent_delta)} of {contents.delta:g} (sums: Rogers, Roth, Ullman, Vadhan 2016)"
+    )
+    typer.echo(f"left: epsilon = {int(left * 1000) / 1000:.3f}, delta = {left_delta:.3g}")

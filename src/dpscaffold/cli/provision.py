@@ -6,9 +6,36 @@ import json
 from pathlib import Path
 from typing import Annotated
 
+import click
 import typer
+from typer.core import TyperGroup
 
 
+class NewByDefault(TyperGroup):
+    """A group that takes ``provision federation.toml`` for ``provision new federation.toml``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Insert the command where none is named."""
+        if args and args[0] not in self.commands and "--help" not in args and "-h" not in args:
+            args = ["new", *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    name="provision",
+    cls=NewByDefault,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+
+@app.callback()
+def provision() -> None:
+    """Make or renew the keys and certificates of a deployed federation."""
+
+
+@app.command("new")
 def provision_command(
     federation: Annotated[
         Path, typer.Argument(help="The file federation.toml, with address and sites.")
@@ -57,3 +84,30 @@ def provision_command(
         if with_keys
         else "each site runs dpscaffold site init with its invitation"
     )
+
+
+@app.command()
+def renew(
+    server: Annotated[
+        Path, typer.Option(help="The server's folder, written by 'dpscaffold provision'.")
+    ] = Path("federation/server"),
+    out: Annotated[Path, typer.Option(help="Notice for the sites to write.")] = Path(
+        "federation.renewal"
+    ),
+    days: Annotated[int, typer.Option(help="Days for which the certificates are valid.")] = 825,
+    coordinator: Annotated[
+        bool, typer.Option("--coordinator", help="Make a new coordinator's key too.")
+    ] = False,
+) -> None:
+    """Renew the certificates, and write a signed notice for the sites. Stop the server first."""
+    from dpscaffold.deployment.transports.flower import require
+
+    require()
+    from dpscaffold.deployment.provision import renew as renew_folder
+    from dpscaffold.errors import BadInput
+
+    if not 1 <= days <= 3650:
+        raise BadInput("out-of-range", f"--days is {days}; give a whole number from 1 to 3650")
+    notice = renew_folder(server, out, days, coordinator)
+    typer.echo(f"{server} has new certificates{' and a new key' if coordinator else ''}")
+    typer.echo(f"{out} is for every site (site renew), fingerprint {notice.fingerprint}")

@@ -163,24 +163,6 @@ def admit(
 
 
 @app.command()
-def renew(
-    folder: Folder = Path("federation/server"),
-    days: Annotated[int, typer.Option(help="Days for which the certificate is valid.")] = 825,
-) -> None:
-    """Renew the server's certificate. Sites need nothing; start the server again."""
-    from dpscaffold.deployment.transports import flower
-
-    flower.require()
-    from dpscaffold.deployment.provision import renew as renew_certificate
-    from dpscaffold.errors import BadInput
-
-    if not 1 <= days <= 3650:
-        raise BadInput("out-of-range", f"--days is {days}; give a whole number from 1 to 3650")
-    renew_certificate(folder, days)
-    typer.echo(f"{folder} has a new certificate, of the authority that the sites know")
-
-
-@app.command()
 def remove(
     name: Annotated[str, typer.Argument(help="Name of the site.")],
     folder: Folder = Path("federation/server"),

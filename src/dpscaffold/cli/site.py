@@ -49,6 +49,29 @@ def init(
 
 
 @app.command()
+def renew(
+    notice: Annotated[Path, typer.Argument(help="The notice from 'provision renew'.")],
+    file: File = Path("site.toml"),
+    yes: Yes = False,
+) -> None:
+    """Take over a federation's new certificate and coordinator's key."""
+    from dpscaffold.deployment.transports import flower
+
+    flower.require()
+    from dpscaffold.deployment.provision import accept_renewal, read_renewal
+    from dpscaffold.deployment.site.file import read_site_file
+
+    found, site = read_renewal(notice), read_site_file(file)
+    typer.echo(f"the notice has the fingerprint {found.fingerprint}")
+    if not yes:
+        confirm("is it the one that 'provision renew' showed at the server?")
+    if accept_renewal(found, file, site.coordinator, site.ca):
+        typer.echo(f"{site.ca} and {file} are renewed; start the site again")
+    else:
+        typer.echo("this site has them already")
+
+
+@app.command()
 def check(
     file: File = Path("site.toml"),
     offer: Annotated[Path | None, typer.Option(help="Plan to check. No ledger is changed.")] = None,

@@ -51,7 +51,7 @@ def make(
     as_json: AsJson = False,
 ) -> None:
     """Write this site's file of noised sums, after a line in its ledger."""
-    from dpscaffold.privacy.showing import digits_up, round_up
+    from dpscaffold.privacy.numbers import digits_up, round_up
     from dpscaffold.sums.plan import load_plan
     from dpscaffold.sums.site import make_sums
 
@@ -81,6 +81,7 @@ def combine(
     as_json: AsJson = False,
 ) -> None:
     """Add up the files of all sites and write the model and its statement."""
+    from dpscaffold.privacy import line
     from dpscaffold.sums.combine import combine as add_up
     from dpscaffold.sums.combine import write_run
     from dpscaffold.sums.plan import load_plan
@@ -92,7 +93,7 @@ def combine(
         typer.echo(json.dumps({"run": str(out), "records": made.records}, indent=2))
         return
     typer.echo(f"{out}: a model of {len(files)} sites, about {made.records:.0f} records")
-    typer.echo(f"Whoever has the files is the server of this sentence: {said.quote}")
+    typer.echo(f"Whoever has the files is the server of this sentence: {line(said)}")
 
 
 @app.command()

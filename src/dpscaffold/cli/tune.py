@@ -104,7 +104,7 @@ def _tune_privately(
     """Trials at random, the winner in a folder of its own, and what each adversary learns."""
     from dpscaffold.engines.machine import pick_device, stop_signals
     from dpscaffold.planning.asked import planned_setting
-    from dpscaffold.privacy.showing import digits_up, round_up
+    from dpscaffold.privacy.numbers import digits_up, round_up
     from dpscaffold.report.private_tuning import (
         refuse_earlier,
         shown_winner,
@@ -120,9 +120,10 @@ def _tune_privately(
             tuned = tune_privately(settings, table, pick_device(device), watcher, planned_setting)
         except StoppedTrials as stopped:
             spent = stopped.spent
+            most = round_up(spent.all_trials["server"])
             console.print(
                 f"stopped by {stopped}: nothing was written, but the server has learnt from the "
-                f"trials that ran: epsilon is at most {round_up(spent.epsilon['server'])} at delta "
+                f"trials that ran: epsilon is at most {most} at delta "
                 f"= {digits_up(spent.delta)}, which adds to whatever comes next"
             )
             raise interrupted(str(stopped)) from None

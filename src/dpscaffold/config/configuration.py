@@ -95,8 +95,7 @@ class Configuration(ConfigTable):
             aggregation=plan.aggregation,
             declared=self.data.declared_sizes is not None,
             delta=limits.delta,
-            max_participations=limits.max_participations,
-            may_decline=limits.declines,
+            declines=limits.declines,
             secure=self.sums,
         )
 

@@ -9,8 +9,7 @@ from pydantic import PrivateAttr, model_validator
 from dpscaffold.config.table import ConfigTable
 from dpscaffold.data.config import PathText
 from dpscaffold.errors import BadInput
-from dpscaffold.privacy.describe import Delta
-from dpscaffold.privacy.mechanism import Clip, Relation, Sampling, Unit
+from dpscaffold.privacy.mechanism import Clip, Delta, Relation, Sampling, Unit
 from dpscaffold.setting.budget import Budget, View
 from dpscaffold.setting.budgets import checked
 from dpscaffold.setting.gaussian import STORED, Gaussian
@@ -88,9 +87,6 @@ class PrivacySettings(ConfigTable):
     delta: Delta | None = None
     """δ; by default 0.1 divided by the number of training records, or by the number of users with
     unit 'user'. Value: a number above 0 and below 1, or '1/records'. Example: ``1e-05``"""
-    max_participations: int | None = None
-    """The number of rounds after which a user declines to take part. Value: an integer, 1 or
-    more. Example: ``40``"""
     user_epsilon: float | None = None
     """A user declines before its own ε, given who took part, would exceed this value. It holds over
     all rounds, later extensions included. Value: a number above 0. Example: ``2.0``"""
@@ -98,8 +94,8 @@ class PrivacySettings(ConfigTable):
     """Training stops before ε in the given view would exceed this value. Value: a number above 0.
     Example: ``3.0``"""
     budget_file: PathText | None = None
-    """A budget that several runs over the same records share (dpscaffold budget). Example:
-    ``"budget.jsonl"``"""
+    """A budget that several runs over the same records share (dpscaffold privacy FILE).
+    Example: ``"budget.jsonl"``"""
     release: bool | None = None
     """Whether the model is meant for release: secret noise, participants that nobody chose, and
     nothing left unprotected. Example: ``true``"""
@@ -139,7 +135,6 @@ class PrivacySettings(ConfigTable):
         self._gaussian = Gaussian(**fields)
         self._budget = Budget(
             self.delta,
-            self.max_participations,
             self.user_epsilon,
             self.target_epsilon,
             self.view,

@@ -84,8 +84,7 @@ def drafted(settings: Pooled) -> tuple[Remark, ...]:
 #: Said of a configuration that ``init`` wrote.
 DRAFTED = (
     "The configuration was drafted from the records: `dpscaffold init` looked at them to choose "
-    "columns, spellings, missing values, ranges and scaling, and what these choices tell about the "
-    "records is outside the guarantee."
+    "columns, spellings, missing values, ranges and scaling."
 )
 #: A record that had no owner was given one by its label: another label would move others too.
 PARTITIONED_BY_LABEL = (

@@ -48,7 +48,7 @@ from dpscaffold.randomness.csprng import CipherStream
 from dpscaffold.randomness.streams import Stream
 
 _TRUST = "the party that prepared the data saw the sums without noise and is trusted with them"
-_OUTSIDE = "computed from all users' training records without protection: outside the guarantee"
+_OUTSIDE = "computed from all users' training records without protection"
 
 
 def preprocess(

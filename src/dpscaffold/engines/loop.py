@@ -20,7 +20,7 @@ from dpscaffold.engines.machine import Hardware
 from dpscaffold.engines.memories import Memories
 from dpscaffold.engines.state import Draw, RoundUploads
 from dpscaffold.federation import Federation
-from dpscaffold.privacy.aggregate import CLIPPED_SHARE
+from dpscaffold.privacy.adversary import CLIPPED_SHARE
 from dpscaffold.randomness.csprng import on_grid
 from dpscaffold.randomness.streams import Batches, NoiseStreams, Randomness
 from dpscaffold.setting import Gaussian, Setting

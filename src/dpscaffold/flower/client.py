@@ -52,8 +52,8 @@ from dpscaffold.deployment.transports.flower import require
 from dpscaffold.deployment.transports.flower.wire import from_records, to_records
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.schema import Schema
-from dpscaffold.privacy.ledger import spent
-from dpscaffold.privacy.showing import round_up
+from dpscaffold.privacy.accounting import spent
+from dpscaffold.privacy.numbers import round_up
 from dpscaffold.tasks import LOSSES, ModuleTask
 from dpscaffold.tasks.fitting import check_task
 
@@ -389,7 +389,7 @@ def _spent(work: OfferedWork, entry: GrantedRun) -> dict[str, Json]:
     run = work.terms.run(work.records, work.batch, entry.grant.delta)
     return {
         "participations": entry.participations,
-        "epsilon": spent(run, entry.participations, run.groups[0]) if entry.participations else 0.0,
+        "epsilon": spent(run, entry.participations) if entry.participations else 0.0,
         "granted": entry.grant.epsilon,
         "delta": entry.grant.delta,
     }

@@ -52,7 +52,7 @@ from dpscaffold.errors import BadInput
 from dpscaffold.flower.client import OwnModel
 from dpscaffold.flower.kept import ClientAccount, KeptRun, SavedRun
 from dpscaffold.privacy.mechanism import PAIRS, Relation
-from dpscaffold.privacy.showing import round_up
+from dpscaffold.privacy.numbers import round_up
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.setting import Setting
 from dpscaffold.setting.gaussian import Gaussian

@@ -20,6 +20,7 @@ from dpscaffold.data.tables.codec import Coding
 from dpscaffold.data.tables.missing import default_na_strings
 from dpscaffold.errors import BadInput
 from dpscaffold.models.model import Model
+from dpscaffold.privacy import line
 
 #: What a model can be exported to, and how its file or folder is called by default.
 FORMATS = {"onnx": "model.onnx", "torch": "model.pt2", "safetensors": "model"}
@@ -69,7 +70,7 @@ def _refuse_unprotected(model: Model) -> None:
             f"({(said and said.reason) or 'it has no privacy statement'}); train it with "
             f"privacy.noise or privacy.epsilon",
         )
-    if said.simulated:
+    if said.seeded:
         raise BadInput(
             "not-protected",
             "--only-protected is given, but the model comes from a simulation, whose noise can be "
@@ -92,7 +93,7 @@ def described(model: Model) -> dict[str, str]:
             name: {value: list(listed) for value, listed in pairs}
             for name, pairs in (coding.values if coding else ())
         },
-        "privacy": model.privacy.quote if model.privacy else "No privacy statement is known.",
+        "privacy": line(model.privacy) if model.privacy else "No privacy statement is known.",
         "leaves_unprotected": list(model.unprotected),
     }
     return {key: json.dumps(value, ensure_ascii=False) for key, value in values.items()}

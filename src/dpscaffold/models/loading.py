@@ -26,7 +26,7 @@ from dpscaffold.models.storage import (
     digest_of,
 )
 from dpscaffold.models.trained import Origin
-from dpscaffold.privacy.statement_types import Statement
+from dpscaffold.privacy.page import Statement
 from dpscaffold.runs.further import refuse_further
 from dpscaffold.tasks import Task
 from dpscaffold.tasks.stored import task_of
@@ -51,7 +51,7 @@ def load_model(folder: Path | str, module: nn.Module | Task | None = None) -> Mo
     tensors = _read_weights(folder, index)
     stated = json.loads(_checked(folder, PRIVACY, index))
     try:
-        privacy = Statement.from_json(stated) if stated else None
+        privacy = Statement.from_json(stated, "the model's privacy.json") if stated else None
         arrays = {
             name.removeprefix("preparation."): value.numpy()
             for name, value in tensors.items()

@@ -17,7 +17,7 @@ from dpscaffold.data.prepared import prepare
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation import Federation
 from dpscaffold.models.trained import Origin, TrainedParameters
-from dpscaffold.privacy.statement_types import Statement
+from dpscaffold.privacy import Statement, line
 from dpscaffold.report.notebook import html_table
 from dpscaffold.tasks import Task
 from dpscaffold.tasks.ridge import RidgeSums
@@ -211,7 +211,7 @@ class Model(TrainedParameters):
             ("predicts", f"{self.target} {', '.join(self.classes[:8])}"),
             ("columns", listed),
             ("trained by", f"{self.origin.algorithm} on {self.origin.data}"),
-            ("privacy", self.privacy.quote if self.privacy else None),
+            ("privacy", line(self.privacy) if self.privacy else None),
             ("leaves unprotected", " ".join(self.unprotected) or None),
         ]
         return html_table("Model", rows)

@@ -25,8 +25,8 @@ from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation import Federation
 from dpscaffold.models.evaluate import label_columns
 from dpscaffold.models.model import Model
+from dpscaffold.privacy import without_guarantee
 from dpscaffold.privacy.preparation import Remark
-from dpscaffold.privacy.statement import uncovered
 from dpscaffold.runs.folder import RunFolder
 from dpscaffold.setting import Setting
 from dpscaffold.tasks import Task
@@ -72,7 +72,7 @@ def named_personal(model: Model, fit: NearFit, site: str) -> Model:
         model,
         params=fit.params,
         preparation=preparation,
-        privacy=uncovered(NOT_COVERED),
+        privacy=without_guarantee(NOT_COVERED),
         origin=origin,
     )
 

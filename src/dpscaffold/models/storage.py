@@ -28,8 +28,8 @@ from dpscaffold.atomic import draft_of, put_in_place
 from dpscaffold.data.stored import entries
 from dpscaffold.errors import BadInput
 from dpscaffold.models.trained import TrainedParameters
+from dpscaffold.privacy import page
 from dpscaffold.privacy.preparation import unnamed
-from dpscaffold.report.statement_page import render
 from dpscaffold.runs.written import plain, versions
 from dpscaffold.tasks.stored import constants_of, task_entry
 
@@ -66,8 +66,7 @@ def save_model(model: TrainedParameters, folder: Path) -> Path:
 
 def _files(model: TrainedParameters) -> dict[str, bytes]:
     """The contents of a model's folder, by name; model.json, which has the digests, last."""
-    mechanism = model.privacy.mechanism if model.privacy else None
-    unit = mechanism.unit if mechanism else "record"
+    unit = model.privacy.unit if model.privacy else "record"
     listed, arrays = entries(unnamed(model.preparation, unit))
     tensors: dict[str, Tensor] = {"params": model.params.detach().cpu().contiguous()}
     for name, array in arrays.items():
@@ -79,7 +78,7 @@ def _files(model: TrainedParameters) -> dict[str, bytes]:
         PRIVACY: as_json(plain(model.privacy.to_json() if model.privacy else {})),
     }
     if model.privacy:
-        contents[PAGE] = render(model.privacy).encode()
+        contents[PAGE] = page(model.privacy).encode()
     index = {
         "format": FORMAT if model.target.low is None else RANGED,
         "task": task_entry(model.task),

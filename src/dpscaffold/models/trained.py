@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from dpscaffold.federation.schema import Prepared, Schema, Target
-from dpscaffold.privacy.statement_types import Statement
+from dpscaffold.privacy.page import Statement
 from dpscaffold.tasks import Task
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from dpscaffold.checks import floor_share
 from dpscaffold.config import Configuration, parse
-from dpscaffold.privacy.describe import RECORDS
+from dpscaffold.privacy.mechanism import RECORDS
 from dpscaffold.training.stack import Schedule
 
 #: Part of every digest: raise it when the meaning of a configuration changes.

@@ -1,41 +1,30 @@
-"""ε of a configuration by view and bound, computed once in a process."""
+"""ε of a configuration towards the server and third parties, computed once and kept."""
 
 from __future__ import annotations
 
-from dpscaffold.config import Configuration
-from dpscaffold.paper.solving import remember, run_of
-from dpscaffold.privacy import (
-    PAPER_THIRD_PARTY,
-    RANDOM_PARTICIPATION,
-    RANDOM_PARTICIPATION_RDP,
-    Bound,
-    Mechanism,
-    bound_for,
-    no_guarantee,
-)
+import math
 
-#: What a RESULT.md lists: the column's name and the bound.
-COLUMNS: dict[str, Bound] = {
-    "server, random participation (PLD)": RANDOM_PARTICIPATION,
-    "server, random participation (RDP)": RANDOM_PARTICIPATION_RDP,
-    "third party, as published": PAPER_THIRD_PARTY,
-}
+from dpscaffold.config import Configuration
+from dpscaffold.paper.formula import published
+from dpscaffold.paper.solving import remember, run_of
+from dpscaffold.privacy import SERVER, THIRD_PARTY, epsilon, no_guarantee, noise_seen
 
 
 def epsilons(settings: Configuration) -> dict[str, float | None]:
-    """ε by column; None where a bound does not apply.
+    """ε by column of a RESULT.md; None where there is none.
 
-    The third party's own best bound is named where it is below the server's (memoryless, K = 1).
+    That towards a third party is named where a theorem makes it smaller than the server's.
     """
     run = run_of(settings)
-    found = {name: _epsilon(run, bound) for name, bound in COLUMNS.items()}
-    third = RANDOM_PARTICIPATION if no_guarantee(run) else bound_for(run, "third_party")
-    if third is not RANDOM_PARTICIPATION:
-        found[f"third party, {third.name.replace('_', ' ')}"] = _epsilon(run, third)
+    names = ("server, random participation (PLD)", "third party, as published")
+    if no_guarantee(run):
+        return dict.fromkeys(names)
+    found: dict[str, float | None] = {}
+    found[names[0]] = remember("epsilon server", run, 0.0, lambda: epsilon(run, SERVER))
+    printed = remember("epsilon published", run, 0.0, lambda: published(run))
+    found[names[1]] = printed if math.isfinite(printed) else None
+    if noise_seen(run, THIRD_PARTY).theorem == "2":
+        found["third party, aggregate"] = remember(
+            "epsilon aggregate", run, 0.0, lambda: epsilon(run, THIRD_PARTY)
+        )
     return found
-
-
-def _epsilon(run: Mechanism, bound: Bound) -> float | None:
-    if no_guarantee(run) or bound.applies(run) is not None:
-        return None
-    return remember(f"epsilon {bound.name}", run, 0.0, lambda: bound.epsilon(run))

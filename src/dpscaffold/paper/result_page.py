@@ -16,7 +16,7 @@ from dpscaffold.paper.published import caption, published
 from dpscaffold.paper.results import Results, SeedSummary, average, last
 from dpscaffold.paper.tables import sweep_parts, table_parts
 from dpscaffold.paper.text import TUNING, Provenance, markdown, percent, rate
-from dpscaffold.privacy.showing import round_up
+from dpscaffold.privacy.numbers import round_up
 from dpscaffold.training.progress import duration
 
 

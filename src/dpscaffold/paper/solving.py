@@ -14,12 +14,8 @@ from dpscaffold.data.pool import held_out_size
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.roster import Roster
 from dpscaffold.paper.cases import Case
-from dpscaffold.privacy import (
-    PAPER_THIRD_PARTY,
-    Mechanism,
-    calibrate_noise,
-    largest_rounds,
-)
+from dpscaffold.paper.formula import most_rounds
+from dpscaffold.privacy import Mechanism, solve_noise
 
 
 def run_of(settings: Configuration, sizes: Sequence[int] | None = None) -> Mechanism:
@@ -56,9 +52,7 @@ def solved_rounds(case: Case) -> Case:
         return case
     run = replace(run_of(case.settings), rounds=1)
     epsilon = case.solve_epsilon
-    rounds = remember(
-        "rounds", run, epsilon, lambda: largest_rounds(run, epsilon, PAPER_THIRD_PARTY)
-    )
+    rounds = remember("rounds", run, epsilon, lambda: most_rounds(run, epsilon))
     return replace(case.with_set({"plan.rounds": int(rounds)}), solve_epsilon=None)
 
 
@@ -77,9 +71,9 @@ def solved_noise(case: Case, roster: Roster | None = None) -> Case:
     if view == "server" and settings.secure is None:
         # Its bound asks neither what users remember nor what they upload: one answer serves all.
         run = replace(run, memory=False, one_sum=False)
-    bound = settings.privacy.budget.bound(run)
+    who = settings.privacy.budget.against(run)
     what = f"{view} {settings.privacy.budget.colluders}" if view == "participant" else view
-    noise = remember(what, run, epsilon, lambda: calibrate_noise(run, epsilon, bound))
+    noise = remember(what, run, epsilon, lambda: solve_noise(run, epsilon, who))
     solved = case.with_set({"privacy.noise": float(noise)})
     solved.tables["privacy"].pop("epsilon")
     return solved

@@ -10,7 +10,7 @@ from dpscaffold.errors import BadInput
 from dpscaffold.federation.roster import FEW_USERS, Roster
 from dpscaffold.federation.schema import MOST_CLASSES, Target, schema_of
 from dpscaffold.planning.surrogate import SurrogateAssumptions
-from dpscaffold.privacy.showing import digits_up
+from dpscaffold.privacy.numbers import digits_up
 
 #: The most users, records of one, weights of a linear model, and rounds that a plan is made for:
 #: beyond them what is public takes no end to hold, or σ_g to solve for.

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from dpscaffold.errors import BadInput
-from dpscaffold.privacy import PrivacyError
+from dpscaffold.privacy import epsilon as epsilon_of
+from dpscaffold.privacy import no_guarantee
 from dpscaffold.privacy.mechanism import MOST_NOISE
 from dpscaffold.setting import Setting
 
 
-def unmet(settings: Sequence[Setting], epsilon: float, error: PrivacyError) -> BadInput:
+def unmet(settings: Sequence[Setting], epsilon: float, error: BadInput) -> BadInput:
     """The refusal of an ε that no noise gives any of these candidates, in one sentence: what was
     asked, why the first fails, and the least ε that one of them meets."""
     first = settings[0]
@@ -46,7 +47,7 @@ def _spent_with_most_noise(setting: Setting) -> float | None:
     run = setting.describe()
     if run is None:
         return None
-    try:
-        return setting.budget.bound(run).epsilon(replace(run, noise=MOST_NOISE))
-    except PrivacyError:
+    loudest = replace(run, noise=MOST_NOISE)
+    if no_guarantee(loudest):
         return None
+    return epsilon_of(loudest, setting.budget.against(loudest))

@@ -24,9 +24,7 @@ from dpscaffold.planning.nearest import unmet
 from dpscaffold.planning.shape import Shape
 from dpscaffold.planning.stages import CLOSE_LOOK, PlanSearch, preferred
 from dpscaffold.planning.trial import Bench, Choice
-from dpscaffold.privacy import PrivacyError
-from dpscaffold.privacy.describe import Delta
-from dpscaffold.privacy.mechanism import Relation, Unit
+from dpscaffold.privacy.mechanism import Delta, Relation, Unit
 from dpscaffold.setting import Setting
 from dpscaffold.setting.budget import Budget, View
 from dpscaffold.setting.gaussian import Gaussian
@@ -44,7 +42,7 @@ CHOSEN = tuple(
 )
 LEFT = ("server_rate", "warm_rounds", "max_rounds")
 
-VIEWS: tuple[View, ...] = ("server", "third-party", "participant", "paper-third-party")
+VIEWS: tuple[View, ...] = ("server", "third-party", "participant")
 
 
 @dataclass(frozen=True)
@@ -344,7 +342,7 @@ def _solved(settings: Sequence[Setting], epsilon: float) -> list[Setting]:
     for setting in settings:
         try:
             found.append(setting.calibrated(epsilon))
-        except PrivacyError as error:
+        except BadInput as error:
             refused.append((setting, error))
     if refused and not found:
         why = refused[0][1]

@@ -6,10 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from dpscaffold.privacy.errors import PrivacyError
-from dpscaffold.privacy.loss import LossDistribution, privacy_parameters
+from dpscaffold.errors import BadInput
+from dpscaffold.privacy.loss import REACH, Loss, privacy_parameters, step_losses
 from dpscaffold.privacy.mechanism import Sampling
-from dpscaffold.privacy.queries import REACH, step_losses
 
 #: Finest grid, in points, on which a further mechanism is composed.
 POINTS = 1 << 20
@@ -46,22 +45,22 @@ class Cost:
 
     def __post_init__(self) -> None:
         if (self.noise is None) == (self.epsilon is None):
-            raise PrivacyError(
+            raise BadInput(
                 "noise-or-epsilon",
                 f"the cost {self.name!r} needs either noise or epsilon, and not both",
             )
         if self.noise is not None and not (math.isfinite(self.noise) and self.noise > 0):
-            raise PrivacyError(
+            raise BadInput(
                 "out-of-range",
                 f"noise={self.noise} of the cost {self.name!r} must be a finite number above 0",
             )
         if self.epsilon is not None and not (math.isfinite(self.epsilon) and self.epsilon >= 0):
-            raise PrivacyError(
+            raise BadInput(
                 "out-of-range",
                 f"epsilon={self.epsilon} of the cost {self.name!r} must be a number from 0 up",
             )
         if not 0.0 <= self.delta < 1.0:
-            raise PrivacyError(
+            raise BadInput(
                 "out-of-range", f"delta={self.delta} of the cost {self.name!r} must lie in [0, 1)"
             )
 
@@ -93,7 +92,7 @@ class Cost:
         assert self.noise is not None
         return (1 + 2 * REACH * self.noise) / (2 * self.noise**2)
 
-    def losses(self, interval: float) -> LossDistribution:
+    def losses(self, interval: float) -> Loss:
         """Its loss distribution on a grid."""
         if self.epsilon is not None:
             return privacy_parameters(self.epsilon, self.delta, interval)
@@ -118,7 +117,7 @@ def together(name: str, costs: Sequence[Cost]) -> Cost:
 
     noise = one([cost.noise for cost in costs])
     if noise is None:
-        raise PrivacyError(
+        raise BadInput(
             "not-gaussian", f"the costs of {name!r} are not all Gaussian; compose them with a run"
         )
     return Cost(
@@ -129,7 +128,7 @@ def together(name: str, costs: Sequence[Cost]) -> Cost:
     )
 
 
-def with_costs(law: LossDistribution, costs: tuple[Cost, ...]) -> LossDistribution:
+def with_costs(law: Loss, costs: tuple[Cost, ...]) -> Loss:
     """The loss of the training and of every further mechanism together."""
     for cost in costs:
         law = law.coarser(math.ceil(cost.reach() / (law.interval * POINTS)))

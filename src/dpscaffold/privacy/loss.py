@@ -1,10 +1,30 @@
-"""Privacy loss distributions on a grid: mix them, compose them, read ε off them, never
-optimistically.
+"""Privacy losses on a grid: of one step, of one participation, mixed, composed, and ε read off
+them; never optimistically.
 
 For two output laws P and Q the privacy loss is log(P/Q) under P. Its law fixes every
 δ(ε) = E[(1 − e^{ε−L})₊], the hockey-stick divergence of order e^ε, and the losses of adaptively
 composed mechanisms add (Sommer, Meiser, Mohammadi 2019; Koskela, Jälkö, Honkela 2020). Here the law
 lives on the grid {h·i}, with the mass that was cut off at +∞, where it counts fully towards δ.
+
+A step adds (2C/b)·N(0, σ_g²) to the mean of b clipped gradients. Written on the line that joins the
+two neighbouring outputs, in units of their distance, the worst pair is built from N(0, σ²) and N(1,
+σ²):
+
+* fixed-size batches, replace-one: the tight profile δ(ε) = q·δ_G(log(1 + (e^ε − 1)/q)) for ε ≥ 0
+  and its mirror image for ε < 0, q = b/R, σ = σ_g (Balle, Barthe, Gaboardi 2018, Theorem 11; a
+  profile is a dominating pair by Zhu, Dong, Wang 2022, so it composes adaptively);
+* Poisson batches, zero-out or add-remove: (1−q)·N(0) + q·N(1) against N(0), and the reverse, with
+  σ = 2σ_g;
+* a user's whole dataset: N(0) against N(1), no sampling, σ = σ_g.
+
+For ε ≥ 0 the fixed-size profile *is* that of (1−q)N(0) + qN(1) against N(0), since
+E[((1−q)Q + qP − e^ε·Q)₊] = q·E[(P − (1 + (e^ε−1)/q)·Q)₊]. So all three come from one table of
+Gaussian masses between the losses of a grid, and "connect the dots" (Doroshenko et al. 2022) places
+each interval's mass on its two ends such that its P-mass and Q-mass are both kept.
+
+The library dp_accounting composes such laws too; the tests compare with it. It is not used here
+because it takes ten times as long for one ε, and because the rounding of its transforms is not
+bounded (docs/privacy-proofs.md, How sums are rounded).
 """
 
 from __future__ import annotations
@@ -12,10 +32,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import scipy
 from numpy.typing import NDArray
+
+from dpscaffold.errors import BadInput
+from dpscaffold.privacy.mechanism import LEAST_STATED
 
 Array = NDArray[np.float64]
 
@@ -24,6 +48,16 @@ Array = NDArray[np.float64]
 TAIL = 1e-18
 #: Longest transform; beyond it the grid is made coarser, upwards.
 LONGEST = 1 << 22
+#: The grid is this fraction of the standard deviation of one step's loss: the variance that the
+#: grid adds is then below a thousandth of the step's, whatever the noise and however many steps are
+#: composed.
+RESOLUTION = 0.05
+#: Gaussian tails are cut here, at a mass of 1e-23.
+REACH = 10.0
+#: Stands for a mass of 0 in a logarithm.
+LEAST = 1e-300
+#: Most grid points of one step's law.
+MOST_POINTS = 1 << 19
 
 
 def decayed_sums(probs: NDArray[np.float64], interval: float) -> NDArray[np.float64]:
@@ -53,14 +87,14 @@ def decayed_sums(probs: NDArray[np.float64], interval: float) -> NDArray[np.floa
 
 
 @dataclass(frozen=True)
-class LossDistribution:
+class Loss:
     """The law of a privacy loss: mass ``probs[j]`` at h·(lowest + j), and ``infinite`` at +∞.
 
     ``probs`` is (n,), ``interval`` is h. Every operation returns a law that dominates the exact
     one: its δ(ε) is never smaller, up to the rounding that :meth:`power` bounds and adds to
     ``infinite``.
 
-    >>> coin = LossDistribution(1.0, -1, np.array([0.25, 0.0, 0.75]), 0.0)
+    >>> coin = Loss(1.0, -1, np.array([0.25, 0.0, 0.75]), 0.0)
     >>> round(coin.delta(0.0), 4), round(coin.power(2).delta(0.5), 4)
     (0.4741, 0.437)
     """
@@ -88,7 +122,7 @@ class LossDistribution:
         With U_k and V_k as in :meth:`epsilon`, δ(ε) = U_k − e^{ε−L_k}·V_k for the first grid point
         L_k above ε. The sums' rounding, at most n units in the last place of U_k each, is added.
 
-        >>> coin = LossDistribution(1.0, -1, np.array([0.25, 0.0, 0.75]), 0.0)
+        >>> coin = Loss(1.0, -1, np.array([0.25, 0.0, 0.75]), 0.0)
         >>> coin.deltas(np.array([0.0, 0.5, 1.0])).round(4).tolist()
         [0.4741, 0.2951, 0.0]
         """
@@ -129,7 +163,7 @@ class LossDistribution:
         floor = float(losses[k + 1]) if k + 1 < len(losses) else 0.0
         return max(floor, min(value, float(losses[k])))
 
-    def mixed(self, weight: float) -> LossDistribution:
+    def mixed(self, weight: float) -> Loss:
         """This law with probability ``weight``, else a loss of exactly 0 (nothing was released).
 
         Sound when the coin is data-independent and may be revealed: the two cases then have
@@ -141,9 +175,9 @@ class LossDistribution:
         probs = np.zeros(high - low + 1)
         probs[self.lowest - low : self.lowest - low + len(self.probs)] = weight * self.probs
         probs[-low] += 1.0 - weight
-        return LossDistribution(self.interval, low, probs, weight * self.infinite)
+        return Loss(self.interval, low, probs, weight * self.infinite)
 
-    def power(self, times: int) -> LossDistribution:
+    def power(self, times: int) -> Loss:
         """The loss of ``times`` adaptive compositions: the n-fold convolution, by one transform.
 
         The window holds all but :data:`TAIL` of the mass on either side (Chernoff). What wraps
@@ -154,7 +188,7 @@ class LossDistribution:
         if times == 1:
             return self
         if times == 0:
-            return LossDistribution(self.interval, 0, np.ones(1), 0.0)
+            return Loss(self.interval, 0, np.ones(1), 0.0)
         low, high = _window([self.probs], [times])
         length = high - low + 1
         if length > LONGEST:
@@ -164,14 +198,14 @@ class LossDistribution:
         probs = np.roll(scipy.fft.irfft(spectrum**times, size), -low)[:length]
         rounding = _rounding(spectrum, self.probs, times, size)
         infinite = -math.expm1(times * math.log1p(-self.infinite)) if self.infinite < 1 else 1.0
-        return LossDistribution(
+        return Loss(
             self.interval,
             self.lowest * times + low,
             np.maximum(probs, 0.0),
             min(1.0, infinite + TAIL + rounding),
         )
 
-    def compose(self, other: LossDistribution) -> LossDistribution:
+    def compose(self, other: Loss) -> Loss:
         """The loss of both mechanisms, the second chosen after seeing the first; same interval."""
         if not math.isclose(self.interval, other.interval, rel_tol=1e-12):
             raise ValueError(
@@ -185,35 +219,41 @@ class LossDistribution:
         norms = float(np.linalg.norm(self.probs) * np.linalg.norm(other.probs))
         rounding = 2 * np.finfo(float).eps * math.log2(size) * math.sqrt(size) * norms
         infinite = self.infinite + other.infinite - self.infinite * other.infinite
-        return LossDistribution(
+        return Loss(
             self.interval,
             self.lowest + other.lowest,
             np.maximum(probs, 0.0),
             min(1.0, infinite + rounding),
         )
 
-    def coarser(self, factor: int) -> LossDistribution:
+    def then(self, other: Loss) -> Loss:
+        """The loss of both, on the coarser of their grids, one of which is a multiple of the
+        other."""
+        ratio = other.interval / self.interval
+        return self.coarser(round(ratio)).compose(other.coarser(round(1 / ratio)))
+
+    def coarser(self, factor: int) -> Loss:
         """The same law on a grid ``factor`` times coarser, every loss rounded up."""
         if factor <= 1:
             return self
         indices = -((-(self.lowest + np.arange(len(self.probs)))) // factor)
         probs: Array = np.bincount(indices - indices[0], weights=self.probs).astype(np.float64)
-        return LossDistribution(self.interval * factor, int(indices[0]), probs, self.infinite)
+        return Loss(self.interval * factor, int(indices[0]), probs, self.infinite)
 
-    def on_grid(self, interval: float) -> LossDistribution:
+    def on_grid(self, interval: float) -> Loss:
         """The same law on any other grid, every loss rounded up.
 
-        >>> coin = LossDistribution(1.0, -1, np.array([0.25, 0.0, 0.75]), 0.0)
+        >>> coin = Loss(1.0, -1, np.array([0.25, 0.0, 0.75]), 0.0)
         >>> moved = coin.on_grid(0.7)
         >>> moved.lowest, moved.probs.tolist()  # −1 → −0.7 and 1 → 1.4
         (-1, [0.25, 0.0, 0.0, 0.75])
         """
         indices = np.ceil(self.losses / interval).astype(np.int64)
         probs: Array = np.bincount(indices - indices[0], weights=self.probs).astype(np.float64)
-        return LossDistribution(interval, int(indices[0]), probs, self.infinite)
+        return Loss(interval, int(indices[0]), probs, self.infinite)
 
 
-def privacy_parameters(epsilon: float, delta: float, interval: float) -> LossDistribution:
+def privacy_parameters(epsilon: float, delta: float, interval: float) -> Loss:
     """The dominating pair of any (ε, δ)-DP mechanism, ε rounded up to the grid (Kairouz, Oh,
     Viswanath 2015).
 
@@ -227,7 +267,7 @@ def privacy_parameters(epsilon: float, delta: float, interval: float) -> LossDis
     likely = 1.0 / (1.0 + math.exp(-index * interval))
     probs[-1] += (1.0 - delta) * likely
     probs[0] += (1.0 - delta) * (1.0 - likely)
-    return LossDistribution(interval, -index, probs, delta)
+    return Loss(interval, -index, probs, delta)
 
 
 def _window(parts: Sequence[Array], times: Sequence[int]) -> tuple[int, int]:
@@ -273,3 +313,163 @@ def _rounding(spectrum: NDArray[np.complex128], probs: Array, times: int, size: 
     error = np.finfo(float).eps * math.log2(max(size, 2)) * float(np.linalg.norm(probs))
     growth = np.minimum(np.abs(spectrum), 1.0) ** (times - 1)
     return times * error * math.sqrt(2 * float(np.dot(growth, growth)))
+
+
+def ndtr(x: Array | float) -> Array:
+    """Φ, the standard normal distribution function; scipy.special is loaded when first asked."""
+    values: Array = scipy.special.ndtr(x)
+    return values
+
+
+def step_losses(
+    rate: float, noise: float, sampling: str, interval: float | None = None
+) -> tuple[Loss, ...]:
+    """The loss laws of one step, one per direction (a single one where the pair is symmetric).
+
+    ``sampling`` is ``"fixed"`` (replace-one, multiplier ``noise``) or ``"poisson"`` (zero-out,
+    multiplier 2·``noise``); rate 1 with ``"fixed"`` is the plain Gaussian mechanism.
+
+    >>> gaussian, = step_losses(1.0, 1.0, "fixed")
+    >>> round(gaussian.epsilon(1e-5), 2)
+    4.38
+    """
+    if noise < LEAST_STATED:
+        raise BadInput(
+            "noise-out-of-range",
+            f"the noise of a step is {noise:.3g} times what one record can change, too little to "
+            f"hide anything; give noise for at least {LEAST_STATED:g}",
+        )
+    sigma = noise if sampling == "fixed" else 2.0 * noise
+    h = interval if interval is not None else grid_interval(rate, sigma, sampling)
+    if sampling == "fixed":
+        return (_symmetric(rate, sigma, h),)
+    return _remove(rate, sigma, h), _add(rate, sigma, h)
+
+
+def grid_interval(rate: float, sigma: float, sampling: str) -> float:
+    """h: a fixed fraction of the loss's standard deviation, more only if the grid would not fit."""
+    x = np.linspace(-REACH * sigma, 1 + REACH * sigma, 4001)
+    loss = _loss(x, rate, sigma)
+    null = np.exp(-0.5 * (x / sigma) ** 2)
+    mixed = np.exp(np.clip(loss, None, 700.0)) * null
+    if sampling == "fixed":  # positive losses under P and, mirrored, under Q
+        second = np.sum(np.maximum(loss, 0.0) ** 2 * (mixed + null)) / np.sum(null)
+    else:
+        second = np.sum(loss**2 * np.minimum(mixed, null)) / np.sum(null)
+    widest = float(_loss(np.array([1 + REACH * sigma]), rate, sigma)[0])
+    deviation = min(math.sqrt(float(second)), 1 / sigma)
+    return max(RESOLUTION * deviation, widest / MOST_POINTS)
+
+
+def _loss(x: Array, rate: float, sigma: float) -> Array:
+    """log((1−q) + q·e^{(2x−1)/2σ²}), increasing in x."""
+    exponent = (2 * x - 1) / (2 * sigma**2)
+    if rate >= 1.0:
+        return exponent
+    return np.logaddexp(math.log1p(-rate), math.log(rate) + exponent)
+
+
+def _point(loss: Array, rate: float, sigma: float) -> Array:
+    """The x at which the loss is reached: ½ + σ²·log(1 + (e^L − 1)/q), −∞ below the smallest
+    loss."""
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        small = np.log1p(np.expm1(np.minimum(loss, 30.0)) / rate)
+        large = loss - math.log(rate) + np.log1p(-(1 - rate) * np.exp(-loss))
+        value = np.where(loss > 30.0, large, small)
+    floor = math.log1p(-rate) if rate < 1 else -math.inf
+    return np.where(
+        loss <= floor, -np.inf, 0.5 + sigma**2 * np.nan_to_num(value, nan=-np.inf, neginf=-np.inf)
+    )
+
+
+def _masses(edges: Array) -> Array:
+    """N(0, 1) mass between consecutive edges, from the nearer tail so that small ones stay
+    exact."""
+    low, high = edges[:-1], edges[1:]
+    return np.where(low > 0, ndtr(-low) - ndtr(-high), ndtr(high) - ndtr(low))
+
+
+def _interval_masses(index: Array, rate: float, sigma: float, h: float) -> tuple[Array, Array]:
+    """P- and Q-mass of x between the losses h·index, with the ends ±∞ left to the caller."""
+    x = _point(h * index, rate, sigma)
+    null, moved = _masses(x / sigma), _masses((x - 1) / sigma)
+    return (1 - rate) * null + rate * moved, null
+
+
+def _connect(p: Array, q: Array, index: Array, h: float) -> Array:
+    """Mass on the n+1 grid points from P- and Q-mass of the n intervals between them.
+
+    In (L, L+h) the mass u at the upper end and p − u at the lower end keep Σ e^{−loss}·mass = q, so
+    u = (p − e^L·q)/(1 − e^{−h}). The result dominates the interval's law (Doroshenko et al.,
+    Theorem 3.1).
+    """
+    scaled = np.exp(h * index[:-1] + np.log(np.maximum(q, LEAST)))
+    upper = np.clip((p - scaled) / -math.expm1(-h), 0.0, p)
+    probs = np.zeros(len(p) + 1)
+    probs[1:] += upper
+    probs[:-1] += p - upper
+    return probs
+
+
+def _symmetric(rate: float, sigma: float, h: float) -> Loss:
+    """Fixed-size batches: positive losses of (1−q)N(0)+qN(1) against N(0), their mirror, the rest
+    at 0."""
+    top = max(1, math.ceil(float(_loss(np.array([1 + REACH * sigma]), rate, sigma)[0]) / h))
+    index = np.arange(top + 1, dtype=float)
+    p, q = _interval_masses(index, rate, sigma, h)
+    positive = _connect(p, q, index, h)
+    x_top = float(_point(np.array([h * top]), rate, sigma)[0])
+    beyond = (1 - rate) * float(ndtr(-x_top / sigma)) + rate * float(ndtr(-(x_top - 1) / sigma))
+    probs = np.zeros(2 * top + 1)
+    probs[top:] += positive
+    probs[top::-1] += positive * np.exp(-h * index)
+    probs[top] += (1 - rate) * float(1 - 2 * ndtr(-0.5 / sigma))
+    probs[0] += float(ndtr(-x_top / sigma))  # losses below the grid, moved up to its end
+    return Loss(h, -top, probs, beyond)
+
+
+def _remove(rate: float, sigma: float, h: float) -> Loss:
+    """Poisson, the record present in P: (1−q)N(0)+qN(1) against N(0)."""
+    index, p, q, outside = _table(rate, sigma, h)
+    probs = _connect(p, q, index, h)
+    probs[0] += outside["below_p"]
+    return Loss(h, int(index[0]), probs, outside["above_p"])
+
+
+def _add(rate: float, sigma: float, h: float) -> Loss:
+    """Poisson, the record absent from P: N(0) against (1−q)N(0)+qN(1); the loss changes sign."""
+    index, p, q, outside = _table(rate, sigma, h)
+    probs = _connect(q[::-1], p[::-1], -index[::-1], h)
+    probs[0] += outside["above_q"]
+    return Loss(h, -int(index[-1]), probs, outside["below_q"])
+
+
+def _table(rate: float, sigma: float, h: float) -> tuple[Array, Array, Array, dict[str, float]]:
+    """Interval masses over all losses from the smallest that matters to the largest, and the
+    rest."""
+    ends = _loss(np.array([-REACH * sigma, 1 + REACH * sigma]), rate, sigma)
+    index = np.arange(math.floor(ends[0] / h), math.ceil(ends[1] / h) + 1, dtype=float)
+    p, q = _interval_masses(index, rate, sigma, h)
+    low, high = _point(h * index[[0, -1]], rate, sigma)
+    outside = {
+        "below_p": (1 - rate) * float(ndtr(low / sigma)) + rate * float(ndtr((low - 1) / sigma)),
+        "below_q": float(ndtr(low / sigma)),
+        "above_p": (1 - rate) * float(ndtr(-high / sigma))
+        + rate * float(ndtr(-(high - 1) / sigma)),
+        "above_q": float(ndtr(-high / sigma)),
+    }
+    return index, p, q, outside
+
+
+@lru_cache(maxsize=64)
+def participation_losses(
+    rate: float, noise: float, sampling: str, unit: str, steps: int
+) -> tuple[Loss, ...]:
+    """The loss of one participation: K adaptive steps.
+
+    For ``unit="user"`` the K steps are Gaussian mechanisms of multiplier σ_g on the same dataset,
+    which together are exactly one of multiplier σ_g/√K.
+    """
+    if unit == "user":
+        return step_losses(1.0, noise / math.sqrt(steps), "fixed")
+    return tuple(law.power(steps) for law in step_losses(rate, noise, sampling))

@@ -35,9 +35,8 @@ P = TypeVar("P")
 
 #: What is said of users who were chosen by their sizes in a run that hides sizes.
 COUNTED = (
-    "Who takes part at all, who holds which record, and which records are for training was decided "
-    "by how many records there are (data.minimum_records, data.partition, data.test_ratio), which "
-    "this run hides: whether a user or a record is among them is outside the guarantee."
+    "Who takes part, who holds which record and which ones are for training was decided by how "
+    "many records there are, which this run hides."
 )
 
 
@@ -136,9 +135,17 @@ def unnamed(steps: Iterable[P], unit: str) -> list[P]:
     ]
 
 
-def said_of(steps: Iterable[Preparation], unit: str) -> list[dict[str, str]]:
-    """What a statement says of steps, and how each treats private records."""
-    return [{"sentence": sentence_of(step, unit), "protection": step.protection} for step in steps]
+@dataclass(frozen=True)
+class PreparationStep:
+    """One step as a statement holds it: what was done, and how it treats private records."""
+
+    sentence: str
+    protection: Protection
+
+
+def prepared(steps: Iterable[Preparation], unit: str) -> tuple[PreparationStep, ...]:
+    """Steps as a statement holds them."""
+    return tuple(PreparationStep(sentence_of(step, unit), step.protection) for step in steps)
 
 
 def charged(
@@ -170,7 +177,7 @@ def charged(
             unprotected.append(
                 Remark(
                     f"{step.cost.name}: its noise hides single records (replace-one), not what "
-                    f"this run protects, so it is outside the guarantee.",
+                    f"this run protects.",
                     "unprotected",
                 )
             )

@@ -11,12 +11,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 
-from dpscaffold.privacy.errors import PrivacyError
+from dpscaffold.errors import BadInput
+from dpscaffold.privacy.accounting import losses
+from dpscaffold.privacy.adversary import ALONE, adversaries, no_guarantee
+from dpscaffold.privacy.costs import Cost, with_costs
+from dpscaffold.privacy.loss import Loss, privacy_parameters
+from dpscaffold.privacy.mechanism import Mechanism
+from dpscaffold.privacy.numbers import digits_up, round_up
+from dpscaffold.privacy.parts import Part, over_the_draw
+from dpscaffold.privacy.seeds import FROM_SYSTEM
 
 #: A privacy profile: ε → δ, at least the hockey-stick divergence of order e^ε in both directions.
 Profile = Callable[[float], float]
@@ -37,19 +45,17 @@ class Uniform(Protocol):
 
 @dataclass(frozen=True)
 class TrialCount:
-    """The law of J, the number of trials: geometric, P[J = j] = γ(1−γ)^{j−1} with γ = 1/E[J].
+    """The geometric law of J, the number of trials: P[J = j] = γ(1−γ)^{j−1} with γ = 1/E[J].
 
-    >>> TrialCount(mean=10.0).gamma, round(TrialCount(10.0).probability(2), 12)
-    (0.1, 0.09)
-    >>> round(TrialCount(4.0).generating(1.0), 12)
-    1.0
+    >>> TrialCount(mean=10.0).gamma
+    0.1
     """
 
     mean: float
 
     def __post_init__(self) -> None:
         if not 1 < self.mean <= MOST:
-            raise PrivacyError(
+            raise BadInput(
                 "out-of-range",
                 f"the mean number of trials is {self.mean:g}; give a number above 1 and at most "
                 f"{MOST:,}",
@@ -57,28 +63,120 @@ class TrialCount:
 
     @property
     def gamma(self) -> float:
-        """γ, the chance that a trial is the last."""
+        """The probability that a trial is the last."""
         return 1 / self.mean
-
-    def probability(self, trials: int) -> float:
-        """P[J = trials]."""
-        return self.gamma * (1 - self.gamma) ** (trials - 1) if trials >= 1 else 0.0
-
-    def generating(self, q: float) -> float:
-        """E[q^J], q in [0, 1]."""
-        return self.gamma * q / (1 - (1 - self.gamma) * q)
 
     def draw(self, stream: Uniform) -> int:
         """J, by inversion of its distribution function."""
-        kept = 1.0 - stream.random()  # in (0, 1]
-        return max(1, math.ceil(math.log(kept) / math.log1p(-self.gamma)))
+        return 1 + math.floor(math.log1p(-stream.random()) / math.log1p(-self.gamma))
 
     def __str__(self) -> str:
         return f"geometric with mean {self.mean:g}"
 
 
+@dataclass(frozen=True)
+class Trials:
+    """What was run.
+
+    Attributes:
+        candidates: The candidates' mechanisms.
+        drawn: Which of them were drawn, by their places.
+        count: The law of how many.
+        score: What one score costs; None where it costs nothing.
+        preparation: What preparing the data cost, once for all.
+        colluders: How many participants pool what they know.
+    """
+
+    candidates: tuple[Mechanism, ...]
+    drawn: tuple[int, ...]
+    count: TrialCount
+    score: Cost | None
+    preparation: tuple[Cost, ...] = ()
+    colluders: int = 1
+
+    def __post_init__(self) -> None:
+        for run in self.candidates:
+            if reason := no_guarantee(run):
+                raise BadInput("no-privacy", f"a candidate has no guarantee ({reason})")
+            if run.neighbours != self.candidates[0].neighbours:
+                raise BadInput(
+                    "units-differ",
+                    f"candidates protect {self.candidates[0].neighbours}, and {run.neighbours}; "
+                    f"give all of them the same unit and sampling",
+                )
+
+    @property
+    def delta(self) -> float:
+        """The δ of what is stated: the candidates' largest."""
+        return max(run.delta for run in self.candidates)
+
+    @property
+    def costs(self) -> tuple[Cost, ...]:
+        """What every trial costs besides its training."""
+        return () if self.score is None else (self.score,)
+
+
+def epsilon_of_all(trials: Trials) -> dict[str, float]:
+    """ε towards everybody who sees every trial, by adversary: the trials composed, the candidates
+    being drawn before any ran; what preparing the data cost counts once.
+
+    >>> from dpscaffold.privacy import describe
+    >>> run = describe(rounds=20, local_steps=5, users=60, cohort_size=12, records=800,
+    ...                batch_sizes=160, noise=10, delta=1e-6)
+    >>> trials = Trials((run,), (0,) * 12, TrialCount(12.0), Cost("score", noise=20.0))
+    >>> epsilon_of_winner(trials) < epsilon_of_all(trials)["server"]
+    True
+    """
+    share = trials.delta / len(trials.drawn)
+    parts = [
+        Part(
+            replace(trials.candidates[drawn], delta=share),
+            trials.candidates[drawn].rounds,
+            costs=(*trials.costs, *(trials.preparation if place == 0 else ())),
+            name=f"trial {place + 1}",  # each has noise and a draw of its own
+            secret=True,
+            drawn=FROM_SYSTEM,
+        )
+        for place, drawn in enumerate(trials.drawn)
+    ]
+    known = {name for run in trials.candidates for name in adversaries(run)}
+    names = [name for name in ("server", "participant", ALONE.name) if name in known]
+    return {
+        name: over_the_draw(parts, name, trials.colluders, fixed_in_advance=True)[0]
+        for name in names
+    }
+
+
+def epsilon_of_winner(trials: Trials) -> float:
+    """ε towards whoever is given the winner alone, then what preparing the data cost."""
+    left = trials.delta / 2 if trials.preparation else trials.delta
+    laws = [
+        with_costs(law, trials.costs)
+        for run in dict.fromkeys(trials.candidates)
+        for law in losses(run, adversaries(run)["third_party"])
+    ]
+    value = _selected(trials.count, laws, left)
+    if not trials.preparation:
+        return value
+    law = privacy_parameters(value, left, max(value, 1e-6) / 256)
+    return with_costs(law, trials.preparation).epsilon(trials.delta)
+
+
+def _selected(count: TrialCount, laws: Sequence[Loss], delta: float) -> float:
+    """ε of the winner of candidates, each of which has one of these losses: a coin that does not
+    look at the data may tell which, so their profile is at most the largest."""
+
+    def profile(epsilon: float) -> float:
+        return max(law.delta(epsilon) for law in laws)
+
+    def epsilon_of(target: float) -> float:
+        return max(law.epsilon(target) for law in laws)
+
+    return selected_profile(count, profile, epsilon_of, delta)
+
+
 def selected_profile(
-    stopping: TrialCount, profile: Profile, epsilon_of: Callable[[float], float], delta: float
+    count: TrialCount, profile: Profile, epsilon_of: Callable[[float], float], delta: float
 ) -> float:
     """ε of the winner at δ from Q's privacy profile.
 
@@ -89,20 +187,71 @@ def selected_profile(
     >>> round(selected_profile(TrialCount(5.0), pure, lambda delta: 0.5, 1e-6), 6)  # 3ε
     1.5
     """
-    alone = epsilon_of(delta / stopping.mean)
-    odds = (1 - stopping.gamma) / stopping.gamma
+    alone = epsilon_of(delta / count.mean)
+    odds = (1 - count.gamma) / count.gamma
 
     def term(hat: float) -> float:
         return float(np.logaddexp(hat, math.log(odds * max(profile(hat), 1e-300))))
 
-    return alone + 2 * min(term(hat) for hat in [*GRID, alone])
+    return alone + 2 * min(term(hat) for hat in (*GRID, alone))
 
 
-def largest_profile(profiles: Sequence[Profile]) -> Profile:
-    """The profile of a mechanism that is one of several, by a coin that does not look at the data
-    and may be seen: at most the largest of theirs."""
+@dataclass(frozen=True)
+class SelectionCost:
+    """What a private tuning cost: ε of all trials by adversary, and of the winner alone, at one δ;
+    ``trials`` is how many there were, which only the server may know."""
 
-    def profile(epsilon: float) -> float:
-        return max(one(epsilon) for one in profiles)
+    all_trials: dict[str, float]
+    winner: float
+    delta: float
+    neighbours: str
+    trials: int
+    count: TrialCount
+    colluders: int = 1
 
-    return profile
+    @classmethod
+    def of(cls, trials: Trials) -> SelectionCost:
+        """What these trials cost."""
+        return cls(
+            epsilon_of_all(trials),
+            epsilon_of_winner(trials),
+            trials.delta,
+            trials.candidates[0].neighbours,
+            len(trials.drawn),
+            trials.count,
+            trials.colluders,
+        )
+
+    def for_third_parties(self) -> dict[str, object]:
+        """What may be published with the winner; the number of trials is not in it."""
+        return {
+            "epsilon": self.winner,
+            "delta": self.delta,
+            "neighbours": self.neighbours,
+            "number_of_trials": str(self.count),
+        }
+
+    def for_server(self) -> dict[str, object]:
+        """What the server and participants can learn from all trials."""
+        return {
+            "epsilon": self.all_trials,
+            "delta": self.delta,
+            "neighbours": self.neighbours,
+            "trials": self.trials,
+            "colluders": self.colluders,
+        }
+
+    def sentence(self) -> str:
+        """What each adversary can learn, every ε rounded up."""
+        shown = {name: round_up(value) for name, value in self.all_trials.items()}
+        alone = ""
+        if ALONE.name in shown:
+            alone = f", {shown[ALONE.name]} if all other sites collude with it"
+        return (
+            f"Tuned privately at delta = {digits_up(self.delta)}, for {self.neighbours}. Towards "
+            f"the server, which saw all {self.trials} trials and scores: epsilon = "
+            f"{shown['server']}{alone} ({shown['participant']} towards participants). Towards "
+            f"whoever is given the winner alone: epsilon = {round_up(self.winner)}, the number of "
+            f"trials being {self.count}. Training again with it is a further run, whose epsilon "
+            f"adds."
+        )

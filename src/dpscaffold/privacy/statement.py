@@ -1,307 +1,396 @@
-"""Builds the privacy statement of a plan or a run: what is promised, to whom, by which theorem."""
+"""Makes the privacy statement of a plan or a run: what is promised, to whom, by which theorem, and
+what is not covered (:class:`~dpscaffold.privacy.page.Statement`)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from dpscaffold.privacy.bound import THIRD_PARTY, no_guarantee, views_of
-from dpscaffold.privacy.costs import Cost
-from dpscaffold.privacy.human import GROUPS
-from dpscaffold.privacy.ledger import Ledger
+import numpy as np
+
+from dpscaffold.privacy.accounting import Laws, capped, epsilons_by_group, losses
+from dpscaffold.privacy.adversary import adversaries, no_guarantee, noise_seen
 from dpscaffold.privacy.mechanism import Mechanism
-from dpscaffold.privacy.preparation import Preparation, left_open, sentence_of
-from dpscaffold.privacy.quote import with_quote
-from dpscaffold.privacy.released import Released
-from dpscaffold.privacy.selected import WinnerGuarantee
-from dpscaffold.privacy.showing import digits_up, round_up
-from dpscaffold.privacy.statement_types import (
-    CostEntry,
-    MechanismSummary,
-    PreparationStep,
-    QuotedEpsilon,
-    RateRange,
-    SecureSummary,
-    Statement,
-    ViewGuarantee,
+from dpscaffold.privacy.page import Guarantee, Held, JournalHead, StatedPart, Statement
+from dpscaffold.privacy.parts import (
+    Part,
+    added,
+    check_addable,
+    given_the_draw,
+    law_of_sum,
+    over_the_draw,
+    shared_draw,
+    shared_noise,
+    within_cap,
 )
-
-NO_NOISE = "no noise is added (noise=0), so epsilon is infinite"
-SINGLE_UPLOADS = (
-    "`largest_drift`, `largest_user_control` and every other `largest_user_` number are computed "
-    "from single uploads: they belong to the server's view, whose epsilon covers them, and are "
-    "outside Theorem 2. Whoever is given them counts as the server."
+from dpscaffold.privacy.preparation import (
+    WITHIN,
+    Preparation,
+    prepared,
+    sentence_of,
 )
-TUNING = "Hyperparameters tuned on private records."
-TUNING_OF_A_RELEASE = (
-    "Tuning: every run on these records whose results were looked at to choose this plan has spent "
-    "privacy of its own, which is not in these numbers. Put them together with `dpscaffold privacy "
-    "RUN RUN …`, or choose the plan on public data."
-)
-SIMULATED_SUMS = (
-    "Simulated secure sums: one process adds the uploads and sees each of them. Only a deployed "
-    "federation hides them from the server."
-)
-NOT_PRIVATE = "no guarantee: the run is not private (no clipping, no noise)"
+from dpscaffold.privacy.tradeoff import TradeOff
+
+#: How many points of δ(ε) a statement holds for each theorem.
+POINTS = 64
 
 
-def statement(
-    run: Mechanism | None,
-    ledger: Ledger | None = None,
-    preparation: Sequence[Preparation] = (),
-    seed_public: bool = False,
-    draw_given: bool = False,
-    allowed: Sequence[str] | None = None,
-    extra_costs: Sequence[Cost] = (),
-    rounds: int | None = None,
-    groups: Sequence[int] = GROUPS,
-    colluders: int = 1,
-    planned: Sequence[str] = (),
-) -> Statement:
-    """Everything that may be said about a run's privacy.
+@dataclass(frozen=True)
+class Facts:
+    """What is true of a run besides its mechanism.
 
-    ``run=None`` is a run without privacy. ``ledger`` adds what was spent given who took part,
-    next to the bound over the draw, never in its place. ``preparation`` are the steps that made the
-    features; those whose ``protection`` is ``"unprotected"`` or ``"drafted"`` are outside the
-    guarantee. ``seed_public`` says that the seed of noise and draw is stored next to the results:
-    such a run is a simulation. ``draw_given`` says that the seed of the draw was somebody's choice.
-    ``allowed`` is the exceptions from a release's rules, None where nothing is released.
-    ``extra_costs`` are
-    private mechanisms on the same records, part of every ε that is stated. ``rounds`` defaults to
-    the recorded ones with a ledger, else to the planned. ``groups`` are the numbers of records of
-    one person to look at together, ``colluders`` how many participants pool what they know in the
-    view ``participant``. ``planned`` names the keys of the configuration that were chosen on a
-    public surrogate instead of private records.
-
-    >>> from dpscaffold.privacy import describe
-    >>> run = describe(rounds=400, local_steps=50, users=100, cohort_size=20,
-    ...                records=4000, batch_sizes=800, noise=60, delta=2.5e-6)
-    >>> said = statement(run)
-    >>> round(said.server.epsilon, 2), said.server.bound
-    (0.86, 'random_participation')
+    Attributes:
+        held: Who held the records.
+        seeded: Whether the noise comes from a stored seed.
+        draw_given: Whether somebody may have chosen who took part.
+        preparation: The steps that made the features.
+        allowed: The exceptions from a release's rules; None where nothing is released.
+        planned: The keys that were chosen from public facts.
+        colluders: How many participants pool what they know.
+        cap: The most often that a user takes part in all parts, 0 where nothing bounds it.
+        fixed_in_advance: Whether no part was planned after seeing an earlier one's outputs.
+        journal: The state of the run's journal.
     """
-    steps = _prepared(preparation, "record" if run is None else run.unit)
-    if run is None:
-        return replace(
-            _unprotected(NOT_PRIVATE),
-            preprocessing=tuple(step.sentence for step in steps),
-            preparation=steps,
-            outside=_outside(preparation, False, ledger, None, planned),
-        )
-    if seed_public:  # it is the seed of the draw too
-        run = replace(run, hidden_draw=False)
-    costs = tuple(extra_costs)
-    ledger = ledger.charged(costs) if ledger is not None else None
-    rounds = rounds if rounds is not None else (ledger.rounds if ledger else run.rounds)
-    released = Released(run, rounds, ledger, costs, colluders)
-    reason = no_guarantee(run) or (NO_NOISE if run.noise == 0.0 else None)
-    note = large_delta(run)
-    outside = [*_of_uploads(run), *_outside(preparation, seed_public, ledger, allowed, planned)]
-    said = replace(
-        _unprotected(reason) if reason else released.guaranteed(tuple(groups), seed_public),
-        simulated=seed_public,
-        delta=run.delta,
-        delta_note=note,
-        rounds=rounds,
-        mechanism=_mechanism(run),
-        views=views_of(run),
-        bounds=released.by_bound(reason),
-        extra_costs=tuple(CostEntry(c.name, c.noise, c.epsilon, c.delta) for c in costs),
-        preprocessing=tuple(step.sentence for step in steps),
-        preparation=steps,
-        tuning=chosen_in_public(planned) if planned else None,
-        outside=(*([note] if note else []), *outside),
-        run=run,
-    )
-    return said if reason else with_quote(said, run, [cost.name for cost in costs], draw_given)
+
+    held: Held = "plan"
+    seeded: bool = False
+    draw_given: bool = False
+    preparation: tuple[Preparation, ...] = ()
+    allowed: tuple[str, ...] | None = None
+    planned: tuple[str, ...] = ()
+    colluders: int = 1
+    cap: int = 0
+    fixed_in_advance: bool = False
+    journal: JournalHead | None = None
 
 
-def winner_statement(
-    run: Mechanism,
-    given: WinnerGuarantee,
-    preparation: Sequence[Preparation],
-    outside: Sequence[str],
-) -> Statement:
-    """The statement of the winner of a private tuning, for whoever is given the winner alone.
-
-    ``run`` is the winner's mechanism; ``given`` is what
-    :meth:`~dpscaffold.privacy.selected.SelectionCost.to_third_parties` says.
-    """
-    reason = None if math.isfinite(given.epsilon) else "the trials together have no finite epsilon"
-    epsilon = None if reason else given.epsilon
-    not_covered = "it saw every trial and not the winner alone: this statement does not cover it"
-    steps = _prepared(preparation, run.unit)
-    each = "user" if run.unit == "user" else "record"
-    note = large_delta(replace(run, delta=given.delta))
-    return replace(
-        _unprotected(not_covered),
-        guarantee=reason is None,
-        reason=reason,
-        delta=given.delta,
-        delta_note=note,
-        rounds=run.rounds,
-        mechanism=_mechanism(run),
-        views={THIRD_PARTY: given.adversary},
-        third_party=ViewGuarantee(epsilon, bound="selection", theorem=given.method),
-        quoted=QuotedEpsilon(epsilon=epsilon, bound="selection", towards=THIRD_PARTY),
-        preprocessing=tuple(step.sentence for step in steps),
-        preparation=steps,
-        outside=(
-            *([note] if note else []),
-            "Metrics computed on private records without noise, if they are published.",
-            "How many trials there were, their scores and how long they took.",
-            *outside,
-        ),
-        run=run,
-        quote=f"No guarantee: {reason}."
-        if reason
-        else f"Each {each} is protected with epsilon = {round_up(given.epsilon)} at delta = "
-        f"{digits_up(given.delta)} towards a third party who is given the winner of a private "
-        f"tuning alone ({run.neighbours}).",
-    )
-
-
+METRICS = "Accuracy and losses computed on the records, if published."
+OTHER_RUNS = "Other runs on these records: add them with `dpscaffold privacy RUN RUN`."
+TUNED = "Hyperparameters chosen by looking at results on these records."
+SINGLE = (
+    "Numbers computed from single uploads (largest_drift, largest_user_…): they count as uploads."
+)
+SEEDED = "The stored seed: whoever has it can remove the noise. Publish results, not the seed."
+SIMULATED_SUMS = "Secure sums were simulated: one process saw every upload."
+UNCHANGED = "users (sites) run this software unchanged"
+BLIND = "nobody chose participants, or when to stop, by results"
+UNBROKEN = "nobody breaks X25519, HKDF, ChaCha20 or Ed25519"
 #: What a whole plan chooses; of less than this something else was settled otherwise.
 WHOLE_PLAN = frozenset({"algorithm", "plan", "privacy.clip"})
 
 
-def chosen_in_public(planned: Sequence[str]) -> str:
-    """What is said of keys that were chosen on a public surrogate, and of those that were not.
-
-    >>> "other" in chosen_in_public(["plan", "algorithm", "privacy.clip"])
-    False
-    >>> chosen_in_public(["plan.learning_rate"]).split("; ")[2]
-    'other hyperparameters, if they were tuned on private records, are outside the guarantee.'
-    """
-    said = (
-        f"{', '.join(planned)}: chosen from public facts, by a formula or on a public surrogate; "
-        f"no record was read for it, and no privacy was spent on it"
-    )
-    if set(planned) >= WHOLE_PLAN:
-        return f"{said}."
-    return (
-        f"{said}; other hyperparameters, if they were tuned on private records, are outside the "
-        f"guarantee."
-    )
-
-
-def large_delta(run: Mechanism) -> str | None:
-    """What to say of a δ from 1/n up, n being how many are protected; None below.
+def state(parts: Sequence[Part], facts: Facts = Facts()) -> Statement:
+    """The statement of a plan, a run or several runs, whose mechanisms are ``parts``; of none, that
+    of a run without privacy.
 
     >>> from dpscaffold.privacy import describe
-    >>> plan = dict(rounds=4, local_steps=5, users=10, cohort_size=2, records=40, batch_sizes=8)
-    >>> large_delta(describe(**plan, noise=6)), "1/400" in large_delta(
-    ...     describe(**plan, noise=6, delta="1/records"))
-    (None, True)
+    >>> run = describe(rounds=400, local_steps=50, users=100, cohort_size=20,
+    ...                records=4000, batch_sizes=800, noise=60, delta=2.5e-6)
+    >>> said = state([Part(run, 400)])
+    >>> round(said.epsilon, 2), said.towards("server").theorem
+    (0.86, '1')
     """
-    if run.delta * run.protected < 1 - 1e-9:
-        return None
-    what = "user" if run.unit == "user" else "record"
-    return (
-        f"delta = {run.delta:.3g} is not below 1/{run.protected}, one over the number of {what}s: "
-        f"a mechanism that publishes one {what} at random in the clear has such a delta, so quote "
-        f"epsilon at a smaller one, 1/{10 * run.protected} or less."
+    steps = prepared(facts.preparation, parts[0].run.unit if parts else "record")
+    said = Statement(
+        held=facts.held,
+        users=parts[-1].run.users if parts else 0,
+        seeded=facts.seeded,
+        preparation=steps,
+        planned=facts.planned,
+        journal=facts.journal,
+    )
+    if not parts:
+        reason = "the run is not private (no clipping, no noise)"
+        return replace(said, reason=reason, outside=_outside(parts, facts))
+    begun = [part for k, part in enumerate(parts) if k == 0 or part.rounds]
+    check_addable(begun)
+    delta = added(part.run.delta for part in begun)
+    said = replace(
+        said,
+        delta=delta,
+        neighbours=begun[0].run.neighbours,
+        unit=begun[0].run.unit,
+        outside=_outside(begun, facts, delta),
+        needs=_needs(begun, facts),
+    )
+    reasons = [no_guarantee(part.run) for part in begun]
+    why_not = next(filter(None, reasons), None) or _delta_spent(begun) or shared_noise(begun)
+    if why_not is not None:
+        return replace(said, reason=why_not, parts=_stated(begun, facts))
+    known = all(part.ledger is not None for part in begun)
+    if not known and (one_draw := shared_draw(begun)):
+        return replace(said, reason=one_draw, parts=_stated(begun, facts))
+    if not begun[0].people and _unequal(begun):
+        said = replace(said, by_group=_by_group(begun))
+    found = [_towards(begun, facts, name, known) for name in adversaries(begun[-1].run)]
+    proved: dict[str, Laws] = {}
+    for one, laws in found:
+        if one.epsilon is not None:
+            proved[one.theorem] = (*proved.get(one.theorem, ()), *laws)
+    curves = {theorem: _curve(laws) for theorem, laws in proved.items()}
+    guarantees = [one for one, _ in found]
+    if _may_be_ground(begun, facts):
+        honest = f"{guarantees[0].words}, if it follows the protocol"
+        guarantees[:1] = [replace(guarantees[0], words=honest), _hostile(begun)]
+    return replace(
+        said,
+        guarantees=tuple(guarantees),
+        curves=curves,
+        parts=_stated(begun, facts),
+        quotes_given=known and _draw_known(begun, facts),
     )
 
 
-def uncovered(reason: str) -> Statement:
+def _delta_spent(parts: Sequence[Part]) -> str | None:
+    """Why nothing is left for the training, or None."""
+    for part in parts:
+        if sum(cost.delta for cost in part.costs) >= part.run.delta:
+            names = ", ".join(cost.name for cost in part.costs if cost.delta)
+            return f"δ = {part.run.delta:.3g} is spent by other mechanisms ({names})"
+    return None
+
+
+def _draw_known(parts: Sequence[Part], facts: Facts) -> bool:
+    """Whether somebody may know who took part in a part whose noise is secret."""
+    if any(part.secret and part.drawn.given for part in parts) or shared_draw(parts):
+        return True
+    return facts.draw_given and not facts.seeded
+
+
+def without_guarantee(reason: str) -> Statement:
     """The statement of a model that no guarantee covers, for this reason."""
-    return _unprotected(reason.rstrip("."))
+    return Statement(reason=reason.rstrip("."))
 
 
-def _unprotected(reason: str) -> Statement:
-    """A statement without any guarantee, for this reason."""
-    nothing = ViewGuarantee(reason=reason)
-    return Statement(
-        simulated=False,
-        guarantee=False,
-        reason=reason,
-        server=nothing,
-        third_party=nothing,
-        participant=nothing,
-        paper_third_party=nothing,
-        quote=reason[0].upper() + reason[1:] + ".",
+def of_winner(
+    run: Mechanism, epsilon: float, steps: Sequence[Preparation], outside: Sequence[str]
+) -> Statement:
+    """The statement of the winner of a private tuning, for whoever is given the winner alone; the
+    δ is the run's."""
+    said = state([Part(run, run.rounds)], Facts(held="one computer", preparation=tuple(steps)))
+    curve = TradeOff.of(law_of_sum(epsilon, run.delta)) if math.isfinite(epsilon) else None
+    winner = Guarantee(
+        "third_party",
+        "anybody who is given the winner alone",
+        _finite(epsilon),
+        "selection",
+        None if curve is None else 0.5 + curve.advantage() / 2,
+    )
+    trials = ("trials", "How many trials there were, their scores and how long they took.")
+    more = (("preparation", sentence) for sentence in outside)
+    return replace(
+        said,
+        guarantees=(winner,),
+        curves={},
+        by_group=(),
+        outside=tuple(dict.fromkeys((*said.outside, trials, *more))),
     )
 
 
-def _of_uploads(run: Mechanism) -> list[str]:
-    """What is said of single uploads; a deployed site may always stay away."""
-    if run.secure is None:
-        return [SINGLE_UPLOADS]
-    return [SIMULATED_SUMS] if run.may_decline is None else []
+def _towards(parts: Sequence[Part], facts: Facts, name: str, known: bool) -> tuple[Guarantee, Laws]:
+    """What is promised towards one adversary, and the losses behind it."""
+    run = parts[-1].released
+    who = adversaries(run, facts.colluders)[name]
+    seen = noise_seen(run, who)
+    value, laws = over_the_draw(parts, name, facts.colluders, facts.fixed_in_advance)
+    theorem = seen.theorem
+    if len(parts) > 1:
+        theorem = "convolved" if facts.fixed_in_advance else "sum"
+    given, given_laws = math.nan, laws
+    if known:
+        given, given_laws = given_the_draw(parts, name, facts.fixed_in_advance)
+    if facts.cap and len(parts) > 1:
+        most, most_laws = within_cap(parts, facts.cap)
+        if most < value:
+            value, laws, theorem = most, most_laws, "cap"
+        if known and most < given:
+            given, given_laws = most, most_laws
+    if shared_draw(parts):
+        value = math.nan
+    curve = TradeOff.of(laws) if math.isfinite(value) else None
+    given_curve = TradeOff.of(given_laws) if math.isfinite(given) else None
+    shown = given_curve if curve is None else curve
+    guarantee = Guarantee(
+        name,
+        who.words,
+        _finite(value),
+        theorem,
+        guess=None if curve is None else 0.5 + curve.advantage() / 2,
+        replace_one=_replacing(parts, name, facts, theorem, shown),
+        given=_finite(given),
+        given_guess=None if given_curve is None else 0.5 + given_curve.advantage() / 2,
+        not_more=None if seen.theorem != "1" or who.sees == "uploads" else seen.not_more,
+    )
+    return guarantee, laws
 
 
-#: What a clipped mean is, and why it costs nothing.
-CLIPPED = (
-    "moves longer than the median of their round are scaled down to it before they are averaged; "
-    "this is computed from uploads alone, so by post-processing it costs no epsilon"
-)
+def _replacing(
+    parts: Sequence[Part], name: str, facts: Facts, theorem: str, curve: TradeOff | None
+) -> float | None:
+    """ε for replacing one record by another, where ε is for removing a record's content, or for
+    adding or removing it: two such changes lead from one dataset to the other, so it is that of a
+    group of two. That of several parts is the sum, as their ε is."""
+    if parts[0].run.relation == "replace-one" or curve is None:
+        return None
+    if theorem == "sum":
+        each = (
+            TradeOff.of(part.losses(part.against(name, facts.colluders))).epsilon(
+                part.run.delta, group=2
+            )
+            for part in parts
+        )
+        return _finite(added(each))
+    return _finite(curve.epsilon(added(part.run.delta for part in parts), group=2))
 
 
-def _mechanism(run: Mechanism) -> MechanismSummary:
-    """What is released, in words and numbers."""
-    # Of a whole user not even the size may be revealed, and no rate plays a part.
-    rates = sorted(group.rate for group in run.groups) if run.unit == "record" else None
-    scale = "2C·σ_g" if run.unit == "user" else "2C·σ_g/b"
-    louder = [group.louder for group in run.groups]
-    terms, secure = run.secure, None
-    if terms is not None:
-        secure = SecureSummary(terms.colluders, terms.least, run.voids)
-    return MechanismSummary(
-        unit=run.unit,
-        neighbours=run.neighbours,
-        relation=run.relation,
-        sampling={"fixed": "batches of fixed size", "poisson": "Poisson batches"}[run.sampling],
-        rate=RateRange(rates[0], rates[-1]) if rates else None,
-        clip=run.clip,
-        noise=run.noise,
-        noise_scale=f"standard deviation {scale} on the batch mean of clipped gradients",
-        noise_range=RateRange(run.noise, run.noise * max(louder)) if run.unequal else None,
-        rounds=run.rounds,
-        local_steps=run.local_steps,
-        users=run.users,
-        participants=run.cohort_size,
-        memory=run.memory,
-        weighting=run.weighting,
-        max_participations=run.max_participations,
-        may_decline=run.declines,
-        secure=secure,
-        aggregation=None if run.aggregation == "mean" else CLIPPED,
+def _may_be_ground(parts: Sequence[Part], facts: Facts) -> bool:
+    """Whether a hostile server could choose among draws until it likes one."""
+    return facts.held == "sites" and any(part.run.user_ratio < 1 for part in parts)
+
+
+def _hostile(parts: Sequence[Part]) -> Guarantee:
+    """A server that need not follow the protocol: it has everybody take part in every round."""
+    whos = [part.against("server") for part in parts]
+    if len(parts) == 1:
+        (part,), (who,) = parts, whos
+        most, costs = part.released.rounds + part.released.extra, part.costs_towards(who)
+        value = capped(part.released, who, costs)
+        laws = losses(part.released, who, None, most, costs)
+    else:
+        value = added(
+            capped(part.released, who, part.costs_towards(who))
+            for part, who in zip(parts, whos, strict=True)
+        )
+        laws = law_of_sum(value, added(part.run.delta for part in parts))
+    words = "a hostile server, which may choose who takes part"
+    guess = 0.5 + TradeOff.of(laws).advantage() / 2
+    return Guarantee("hostile", words, _finite(value), "cap", guess)
+
+
+def _unequal(parts: Sequence[Part]) -> bool:
+    return any(part.run.unequal for part in parts)
+
+
+def _by_group(parts: Sequence[Part]) -> tuple[float, ...]:
+    """ε over the draw towards the server of each group of users, the sum over the parts. Users who
+    are alike in one part may differ in another; none where the parts are of other users."""
+    each = [
+        np.array(epsilons_by_group(part.released, part.against("server"), part.rounds, part.costs))
+        for part in parts
+    ]
+    if len(parts) == 1:
+        return tuple(each[0].tolist())
+    users = parts[0].run.users
+    if any(part.run.users != users for part in parts):
+        return ()
+    places = [np.array(part.run.membership or np.zeros(users, dtype=int)) for part in parts]
+    kinds = np.unique(np.stack(places), axis=1)
+    return tuple(sum(one[kind] for one, kind in zip(each, kinds, strict=True)).tolist())
+
+
+def _stated(parts: Sequence[Part], facts: Facts) -> tuple[StatedPart, ...]:
+    return tuple(_stated_part(part, facts, len(parts) > 1) for part in parts)
+
+
+def _stated_part(part: Part, facts: Facts, several: bool) -> StatedPart:
+    """One part, without the list of each user's group, which may be long."""
+    released = part.released
+    counts: dict[int, int] = {}
+    most: tuple[int, ...] = ()
+    if part.ledger is not None:
+        users = np.bincount(part.ledger.participations)
+        counts = {int(n): int(users[n]) for n in np.flatnonzero(users)}
+        most = tuple(part.ledger.most_by_group().tolist())
+    epsilons: dict[str, float | None] = {}
+    if several and no_guarantee(released) is None:
+        names = adversaries(released, facts.colluders)
+        epsilons = {name: _finite(part.epsilon(who)) for name, who in names.items()}
+    return StatedPart(
+        mechanism={**replace(released, membership=()).to_dict(), "membership": []},
+        rounds=part.rounds,
+        name=part.name,
+        delta=part.run.delta,
+        costs=part.costs,
+        most_often=most,
+        participations=counts,
+        epsilons=epsilons,
     )
 
 
-def _prepared(preparation: Sequence[Preparation], unit: str) -> tuple[PreparationStep, ...]:
-    """How the records were prepared, each step with its protection."""
-    return tuple(PreparationStep(sentence_of(step, unit), step.protection) for step in preparation)
+def _curve(laws: Laws) -> tuple[float, tuple[float, ...]]:
+    """δ(ε) at a few values of ε, rounded up."""
+    curve = TradeOff.of(laws, POINTS)
+    deltas = [_rounded_up(delta) for delta in curve.deltas.tolist()]
+    return float(curve.epsilons[-1]), tuple(deltas)
+
+
+def _rounded_up(value: float, digits: int = 4) -> float:
+    if value <= 0:
+        return 0.0
+    step = 10.0 ** (math.floor(math.log10(value)) - digits + 1)
+    return float(f"{math.ceil(value / step) * step:.{digits}g}")
 
 
 def _outside(
-    preparation: Sequence[Preparation],
-    seed_public: bool,
-    ledger: Ledger | None,
-    allowed: Sequence[str] | None = None,
-    planned: Sequence[str] = (),
-) -> tuple[str, ...]:
-    """What no bound covers."""
-    # A release says it unless the whole plan was chosen in public: the rest may rest on other runs.
-    tuned = not planned if allowed is None else not set(planned) >= WHOLE_PLAN
-    outside = [
-        "Metrics computed on private records (accuracy, losses, dissimilarity), if they are "
-        "published.",
-        *([TUNING if allowed is None else TUNING_OF_A_RELEASE] if tuned else []),
-        *left_open(preparation),
+    parts: Sequence[Part], facts: Facts, delta: float | None = None
+) -> tuple[tuple[str, str], ...]:
+    """What no ε covers."""
+    found: list[tuple[str, str]] = []
+    if parts and delta is not None and (note := large_delta(parts[0].run, delta)):
+        found.append(("large-delta", note))
+    if facts.seeded:
+        found.append(("seed", SEEDED))
+    found.append(("metrics", METRICS))
+    found += [
+        ("preparation", sentence_of(step, parts[0].run.unit if parts else "record"))
+        for step in facts.preparation
+        if step.protection not in WITHIN
     ]
-    outside += [f"Released all the same (privacy.allow: {what})." for what in allowed or ()]
-    if seed_public:
-        outside.append(
-            "The noise is derived from a seed stored in the run folder: anyone holding the seed "
-            "can remove the noise. Publish results of a simulation, not its seed."
-        )
-    if ledger is not None:
-        outside.append(
-            "Stopping or selecting participants by outputs or private metrics; if that happened, "
-            "quote the bound 'cap' instead of the ledger, and the planned number of rounds "
-            "instead of those run."
-        )
-    return tuple(outside)
+    found += [
+        ("allowed", f"Released all the same (privacy.allow: {what}).")
+        for what in facts.allowed or ()
+    ]
+    if not set(facts.planned) >= WHOLE_PLAN:
+        found.append(("tuning", TUNED))
+    if parts and parts[0].run.secure is not None:
+        found += [("simulated-sums", SIMULATED_SUMS)] if facts.held == "one computer" else []
+    elif parts and any(
+        noise_seen(p.run, adversaries(p.run)["third_party"]).theorem == "2" for p in parts
+    ):
+        found.append(("single-uploads", SINGLE))
+    if parts:
+        found.append(("other-runs", OTHER_RUNS))
+    return tuple(dict.fromkeys(found))
+
+
+def _needs(parts: Sequence[Part], facts: Facts) -> tuple[tuple[str, str], ...]:
+    """What has to be true for the guarantees to hold."""
+    found = [("unchanged", UNCHANGED), ("blind", BLIND)]
+    if any(part.run.secure is not None for part in parts):
+        found.append(("unbroken", UNBROKEN))
+    if facts.draw_given and all(part.ledger is None for part in parts):
+        found.append(("draw", "nobody chose the seed of the draw (else quote ε given the draw)"))
+    return tuple(found)
+
+
+def large_delta(run: Mechanism, delta: float) -> str | None:
+    """What to say of a δ from 1/n up, n being how many are protected; None below.
+
+    >>> from dpscaffold.privacy import describe
+    >>> run = describe(rounds=4, local_steps=5, users=10, cohort_size=2, records=40, batch_sizes=8,
+    ...                noise=6)
+    >>> large_delta(run, run.delta), "1/400" in large_delta(run, 1 / 400)
+    (None, True)
+    """
+    if delta * run.protected < 1 - 1e-9:
+        return None
+    return (
+        f"δ = {delta:.3g} is not below 1/{run.protected}, one over the number of {run.unit}s: "
+        f"publishing one {run.unit} at random in the clear has such a δ. Use "
+        f"1/{10 * run.protected} or less."
+    )
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

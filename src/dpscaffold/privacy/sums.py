@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from dpscaffold.privacy.errors import PrivacyError
+from dpscaffold.errors import BadInput
 from dpscaffold.privacy.mechanism import Relation
 
 #: What records are multiplied by before they are added, so that the rounding of computed sums of
@@ -116,7 +116,7 @@ def joint_scales(share: float, relation: Relation = "replace-one") -> JointScale
     0.3
     """
     if not 0 < share < 1:
-        raise PrivacyError(
+        raise BadInput(
             "out-of-range",
             f"share={share} is not a share of the budget; give a number in (0, 1)",
         )

@@ -11,7 +11,7 @@ makes one such statement for every ε ≥ 0; together they are f = sup_ε f_{ε,
 many f_{ε_j,δ_j}: a convex, piecewise-linear function that is symmetric and *never above* the true
 one, because every δ_j is at or above the true δ(ε_j) (a pessimistic law, its mass at infinity
 included, rounded up) and leaving statements out only lowers a supremum. What is computed from it
-(true-positive rates, accuracy, μ, the ε of a group) is therefore never below the truth.
+(true-positive rates, accuracy, the ε of a group) is therefore never below the truth.
 """
 
 from __future__ import annotations
@@ -22,10 +22,8 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 
 import numpy as np
-import scipy
 
-from dpscaffold.privacy.errors import PrivacyError
-from dpscaffold.privacy.loss import Array, LossDistribution
+from dpscaffold.privacy.loss import Array, Loss
 
 #: How many statements (ε_j, δ_j) make up f. Between two of them, h apart, f loses about h²·α/8.
 STATEMENTS = 4096
@@ -41,19 +39,19 @@ ROUNDING = 8 * float(np.finfo(float).eps)
 class TradeOff:
     """f as the largest of f_{ε_j,δ_j}; ``epsilons`` and ``deltas`` are (n,), ε_0 = 0 and ascending.
 
-    >>> from dpscaffold.privacy.queries import step_losses
+    >>> from dpscaffold.privacy.loss import step_losses
     >>> gaussian = TradeOff.of(step_losses(1.0, 1.0, "fixed"))  # μ = 1: f(α) = Φ(Φ⁻¹(1−α) − 1)
     >>> round(float(gaussian(0.05)), 4), round(gaussian.advantage(), 4)
     (0.7405, 0.3829)
-    >>> round(gaussian.mu(1e-5), 3), round(gaussian.advantage(group=3), 4)  # 3·μ, not √3·μ
-    (1.0, 0.8664)
+    >>> round(gaussian.advantage(group=3), 4)  # that of 3·μ, not of √3·μ
+    0.8664
     """
 
     epsilons: Array
     deltas: Array
 
     @classmethod
-    def of(cls, laws: Sequence[LossDistribution], statements: int = STATEMENTS) -> TradeOff:
+    def of(cls, laws: Sequence[Loss], statements: int = STATEMENTS) -> TradeOff:
         """From the loss distributions of a mechanism, both directions of its neighbouring pairs.
 
         Neighbours are neighbours in either order, so δ(ε) is the largest over the laws, and each
@@ -111,25 +109,6 @@ class TradeOff:
         detected = partial(self.power, group=group)
         return min(1.0, _supremum(detected, np.linspace(0.0, 1.0, 257)))
 
-    def mu(self, delta: float) -> float:
-        """The smallest μ with f ≥ G_μ on [δ, 1 − δ], G_μ(α) = Φ(Φ⁻¹(1−α) − μ).
-
-        Approximate, since nothing is claimed outside the range: a pessimistic law has mass at
-        infinity, so no finite μ holds for every α. Infinite if none does on the range either.
-        """
-        if not 0.0 < delta < 0.5:
-            raise PrivacyError(
-                "out-of-range",
-                f"delta={delta} leaves no range [δ, 1 − δ] for μ; give a number between 0 and 0.5",
-            )
-
-        def needed(quantile: Array) -> Array:
-            found: Array = scipy.special.ndtri(self.power(scipy.special.ndtr(quantile)))
-            return found
-
-        edge = float(scipy.special.ndtri(delta))
-        return max(0.0, _supremum(needed, np.linspace(edge, -edge, 257)))
-
     def epsilon(self, delta: float, group: int = 1) -> float:
         """The smallest ε ≥ 0 for which a group of k records is (ε, δ)-DP, as far as f tells.
 
@@ -153,7 +132,7 @@ class TradeOff:
         return max(0.0, _supremum(needed, np.linspace(low, 0.0, 257)))
 
 
-def _reach(law: LossDistribution) -> float:
+def _reach(law: Loss) -> float:
     """The largest loss that still matters: above it lies no more mass than at infinity."""
     above = np.cumsum(law.probs[::-1])[::-1]
     heavy = np.flatnonzero(above > max(law.infinite, 1e-18))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dpscaffold.audit.play import Finding, Report
-from dpscaffold.privacy.showing import round_up
+from dpscaffold.privacy.numbers import round_up
 
 
 def adversary(finding: Finding) -> str:

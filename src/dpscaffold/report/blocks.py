@@ -20,6 +20,13 @@ class Text:
 
 
 @dataclass(frozen=True)
+class Prose:
+    """Text with headings, lists or tables of its own, as Markdown."""
+
+    markdown: str
+
+
+@dataclass(frozen=True)
 class Bullets:
     """A list of sentences."""
 
@@ -72,7 +79,7 @@ class Code:
     text: str
 
 
-Block = Text | Bullets | Table | Curves | BarChart | Code
+Block = Text | Prose | Bullets | Table | Curves | BarChart | Code
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from dpscaffold.report.blocks import BarChart, Block, Bullets, Code, Curves, Page, Table, Text
+from dpscaffold.report.blocks import (
+    BarChart,
+    Block,
+    Bullets,
+    Code,
+    Curves,
+    Page,
+    Prose,
+    Table,
+    Text,
+)
 
 
 def as_markdown(page: Page) -> str:
@@ -22,6 +32,8 @@ def block_text(block: Block) -> str:
     match block:
         case Text():
             return f"**{block.text}**" if block.strong or block.warning else block.text
+        case Prose():
+            return block.markdown
         case Bullets():
             return "\n".join(f"- {item}" for item in block.items)
         case Table():

@@ -6,9 +6,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dpscaffold.privacy import Statement, line
 from dpscaffold.privacy.preparation import WITHIN
-from dpscaffold.privacy.showing import digits_up, round_up
-from dpscaffold.privacy.statement_types import Statement
 from dpscaffold.runs.history import MetricValues
 from dpscaffold.tasks.metrics import titled
 from dpscaffold.training.evaluator import baseline
@@ -17,12 +16,6 @@ from dpscaffold.training.progress import duration
 if TYPE_CHECKING:
     from dpscaffold.training import Result
 
-#: What is protected by each neighbouring relation.
-RELATIONS = {
-    "replace-one": "replacing one",
-    "zero-out": "removing the content of one",
-    "add-remove": "adding or removing one",
-}
 #: Short names of what preparation computes from the records, by a word of its sentence.
 NAMES = {
     "categor": "categories",
@@ -58,7 +51,7 @@ def ending(result: Result, folder: Path) -> list[str]:
         lines += [f"         {why}"] if why else []
     if result.joining is not None:
         lines.append(f"joining  {result.joining.sentence}")
-    lines.append(f"privacy  {privacy_line(result.privacy)}")
+    lines.append(f"privacy  {line(result.privacy)}")
     lines.append(f"outside  {', '.join(outside_names(result.privacy))}; see {folder}/privacy.md")
     lines.append(f"next     dpscaffold evaluate {folder}, privacy {folder} or report {folder}")
     return lines
@@ -88,32 +81,6 @@ def _metrics(
 
 def _short(value: float | None) -> str:
     return "undefined" if value is None else f"{value:.3f}"
-
-
-def privacy_line(said: Statement) -> str:
-    """ε with its adversary, δ and neighbours, in one line; one number where two agree."""
-    mechanism, first = said.mechanism, said.quoted
-    if not said.guarantee or mechanism is None or first is None or said.delta is None:
-        return said.reason or "no guarantee"
-    unit = "site's whole data" if mechanism.unit == "user" else "record"
-    shown = round_up(first.epsilon)
-    text = (
-        f"ε = {shown} at δ = {digits_up(said.delta)} for "
-        f"{RELATIONS.get(mechanism.relation or '', 'one')} {unit}, against "
-    )
-    text += "everybody who knows who took part" if said.quotes_ledger else "the server"
-    other = first.replace_one
-    if other is not None and round_up(other) != shown:
-        text += f"; {round_up(other)} for replacing it"
-    if said.alone is not None:
-        spent = said.alone.ledger if said.quotes_ledger else said.alone.epsilon
-        text += f"; {round_up(spent)} if all other sites collude with it"
-    third = said.third_party.epsilon
-    if third is not None and round_up(third) != shown:
-        text += f"; {round_up(third)} against anyone who sees only the model"
-    if said.simulated:
-        return f"a simulation, as its seed is stored; with secret noise {text}"
-    return text
 
 
 def outside_names(said: Statement) -> list[str]:

@@ -12,16 +12,32 @@ from importlib.resources import files
 from string import Template
 
 from markdown_it import MarkdownIt
+from markdown_it.token import Token
 
-from dpscaffold.report.blocks import BarChart, Block, Code, Curves, Page, Section, Table, Text
+from dpscaffold.report.blocks import (
+    BarChart,
+    Block,
+    Code,
+    Curves,
+    Page,
+    Prose,
+    Section,
+    Table,
+    Text,
+)
 from dpscaffold.report.card import block_text, table_text
 from dpscaffold.report.svg import bars, curves
 
 #: Cells of a table up to this length stay on one line.
 SHORT = 10
 
+#: What the table of a privacy statement is called.
+PROMISED = "What is promised, and to whom"
+
 #: Lists, tables and `names` alone: whatever else a text contains is shown as it is.
 _MARKDOWN = MarkdownIt("zero").enable(["list", "table", "backticks"])
+#: The same, for pages of our own words.
+_PROSE = MarkdownIt("zero").enable(["list", "table", "backticks", "emphasis"])
 
 
 @cache
@@ -82,7 +98,9 @@ def _block(block: Block) -> str:
             kind = "strong" if block.strong else "warning" if block.warning else "plain"
             return f'<p class="{kind}">{_MARKDOWN.renderInline(block.text)}</p>'
         case Table():
-            return _table(block)
+            return _with_heads(_MARKDOWN.parse(table_text(block)), block.caption)
+        case Prose():
+            return _with_heads(_PROSE.parse(block_text(block)), PROMISED)
         case Curves() | BarChart():
             drawn = curves(block) if isinstance(block, Curves) else bars(block)
             caption = f"<figcaption>{escape(block.caption)}</figcaption>"
@@ -94,10 +112,9 @@ def _block(block: Block) -> str:
             return str(_MARKDOWN.render(block_text(block)))
 
 
-def _table(grid: Table) -> str:
-    """A table with a caption, and heads of its columns and rows. A short cell is never broken over
-    two lines, as 2.3e-05 would be at its sign."""
-    tokens = _MARKDOWN.parse(table_text(grid))
+def _with_heads(tokens: list[Token], caption: str) -> str:
+    """A text whose table has a caption, and heads of its columns and rows. A short cell is never
+    broken over two lines, as 2.3e-05 would be at its sign."""
     first = False
     for token, after in zip(tokens, [*tokens[1:], None], strict=True):
         first = first or token.type == "tr_open"
@@ -111,5 +128,5 @@ def _table(grid: Table) -> str:
         elif token.type == "td_open" and after is not None and len(after.content) <= SHORT:
             token.attrSet("class", "short")
     drawn = str(_MARKDOWN.renderer.render(tokens, _MARKDOWN.options, {}))
-    head = f"<table><caption>{escape(grid.caption)}</caption>"
+    head = f"<table><caption>{escape(caption)}</caption>"
     return f'<div class="wide">{drawn.replace("<table>", head, 1)}</div>'

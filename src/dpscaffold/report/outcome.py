@@ -10,8 +10,8 @@ from typing import Any
 
 from dpscaffold.config.reading import read_tables
 from dpscaffold.errors import BadInput
-from dpscaffold.privacy.showing import digits_up, round_up
-from dpscaffold.privacy.statement_types import Statement
+from dpscaffold.privacy.numbers import digits_up, round_up
+from dpscaffold.privacy.page import Statement
 from dpscaffold.report.blocks import Block, Section, Table, Text, section
 from dpscaffold.report.runs import RunRecord, read_run
 from dpscaffold.runs.folder import RunFolder
@@ -68,7 +68,7 @@ class StoredRun:
     def promises(self) -> bool:
         """Whether the run keeps a promise about its records: it is private and no simulation."""
         said = self.run.privacy
-        return said is not None and said.mechanism is not None and not said.simulated
+        return said is not None and said.guarantee and not said.seeded
 
     @property
     def exposed(self) -> bool:
@@ -250,14 +250,15 @@ def _warnings(stored: StoredRun) -> list[Block]:
 
 def _epsilon(stored: StoredRun) -> str:
     said = stored.run.privacy
-    if said is None or said.server.epsilon is None or said.delta is None:
+    if said is None or not said.guarantee or said.delta is None:
         return "no guarantee"
-    parts = [f"{round_up(said.server.epsilon)} over the draw"]
-    if said.ledger is not None:
-        parts.append(f"{round_up(said.ledger.epsilon)} given who took part")
-    if said.quotes_ledger:
+    server = said.guarantees[0]
+    parts = [f"{round_up(server.epsilon)} over the draw"]
+    if server.given is not None:
+        parts.append(f"{round_up(server.given)} given who took part")
+    if said.quotes_given:
         parts.reverse()
-    simulated = "simulated: " if said.simulated else ""
+    simulated = "simulated: " if said.seeded else ""
     return f"{simulated}{', '.join(parts)} (δ = {digits_up(said.delta)})"
 
 

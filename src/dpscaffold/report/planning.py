@@ -11,11 +11,9 @@ from dpscaffold.atomic import write_text
 from dpscaffold.planning.recommendation import Recommendation, as_tables
 from dpscaffold.planning.surrogate import SEPARATIONS
 from dpscaffold.planning.trial import Choice
-from dpscaffold.privacy import Cost, bound_for
-from dpscaffold.privacy.bound import ALONE
+from dpscaffold.privacy import ALONE, Cost, Facts, Part, state
+from dpscaffold.privacy.numbers import digits_up, round_up
 from dpscaffold.privacy.preparation import charged
-from dpscaffold.privacy.released import Released
-from dpscaffold.privacy.showing import digits_up, round_up
 from dpscaffold.privacy.statement import large_delta
 from dpscaffold.report.drawing import new_figure, save_figure
 from dpscaffold.runs.written import plain, to_toml
@@ -112,25 +110,21 @@ def _promise(found: Recommendation) -> list[str]:
         f"σ_g = {digits_up(run.noise, 4)} keeps ε = {goal.epsilon:g} towards {towards(found)} at "
         f"δ = {digits_up(run.delta)}, {goal.sampling} batches{later}"
     ]
-    if goal.view == "paper-third-party":
-        proved = round_up(bound_for(run, "server").epsilon(run))
-        lines.append(f"What is proved of this plan is ε = {proved} towards the server.")
-    elif run.relation != "replace-one":
-        colluders = found.setting.budget.colluders
-        said = Released(run, run.rounds, costs=_costs(found), colluders=colluders)
-        replaced = said.towards(goal.view).replace_one
-        if replaced is not None:
-            lines.append(
-                f"This is for removing a record's content. For replacing one record by another, "
-                f"ε = {round_up(replaced)}."
-            )
+    colluders = found.setting.budget.colluders
+    said = state([Part(run, run.rounds, None, _costs(found))], Facts(colluders=colluders))
+    replaced = said.towards(goal.view.replace("-", "_")).replace_one
+    if replaced is not None:
+        lines.append(
+            f"This is for removing a record's content. For replacing one record by another, "
+            f"ε = {round_up(replaced)}."
+        )
     alone = epsilon_alone(found)
     if alone is not None:
         lines.append(
             f"The server sees sums of uploads only. If all other sites collude with it, "
             f"ε alone = {round_up(alone)}."
         )
-    note = large_delta(run)
+    note = large_delta(run, run.delta)
     return [*lines, note] if note else lines
 
 
@@ -140,7 +134,7 @@ def epsilon_alone(found: Recommendation) -> float | None:
     run = found.setting.describe()
     if run is None or run.secure is None:
         return None
-    return Released(run, run.rounds, costs=_costs(found)).towards(ALONE).epsilon
+    return Part(run, run.rounds, None, _costs(found)).epsilon(ALONE)
 
 
 def _costs(found: Recommendation) -> tuple[Cost, ...]:

@@ -10,7 +10,7 @@ from dpscaffold.atomic import atomic_file, write_text
 from dpscaffold.errors import BadInput
 from dpscaffold.models.model import Model
 from dpscaffold.models.trained import Origin
-from dpscaffold.privacy.showing import digits_up, round_up
+from dpscaffold.privacy.numbers import digits_up, round_up
 from dpscaffold.runs.written import plain, to_toml
 from dpscaffold.tasks.metrics import titled
 from dpscaffold.tuning.private_tuning import PrivateTuningResult, as_lines
@@ -63,10 +63,9 @@ def write_private_tuning(tuned: PrivateTuningResult, folder: Path) -> list[str]:
 
 
 def _outside(tuned: PrivateTuningResult) -> str:
-    said = tuned.privacy.to_third_parties()
     return (
-        f"Given this alone, epsilon = {round_up(said.epsilon)} at delta = "
-        f"{digits_up(said.delta)}; "
+        f"Given this alone, epsilon = {round_up(tuned.privacy.winner)} at delta = "
+        f"{digits_up(tuned.privacy.delta)}; "
         f"training again with it is a further run, whose epsilon adds."
         + "".join(f" Outside the guarantee: {one}" for one in tuned.outside)
     )

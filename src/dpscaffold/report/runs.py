@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from dpscaffold.errors import BadInput
-from dpscaffold.privacy.showing import digits_up, round_up
-from dpscaffold.privacy.statement_types import Statement
+from dpscaffold.privacy import Statement, line
+from dpscaffold.privacy.numbers import round_up
 from dpscaffold.report.drawing import new_figure, save_figure
 from dpscaffold.report.fitting import legible
 from dpscaffold.runs.folder import RunFolder
@@ -66,7 +66,7 @@ class RunRecord:
     @property
     def private(self) -> bool:
         """Whether the run clips gradients and adds noise."""
-        return self.privacy is not None and self.privacy.mechanism is not None
+        return self.privacy is not None and bool(self.privacy.parts)
 
     def row(self) -> dict[str, Any]:
         """The numbers of the table."""
@@ -82,12 +82,11 @@ class RunRecord:
             "train_loss": self.summary.number("late_train_loss", final.get("train_loss")),
             "log10_gap": final.get("log10_gap"),
             "gradient_dissimilarity": final.get("gradient_dissimilarity"),
-            "simulated": said is not None and said.simulated,
-            "epsilon": said.quoted_epsilon if said else None,
-            "epsilon_server": said.server.epsilon if said else None,
+            "simulated": said is not None and said.seeded,
+            "epsilon": said.epsilon if said else None,
+            "epsilon_server": said.towards("server").epsilon if said else None,
             "delta": said.delta if said else None,
-            "bound": said.server.bound if said else None,
-            **_over_users(said),
+            "theorem": said.towards("server").theorem if said else None,
             "seconds": self.summary.seconds,
             f"optimum_{metric}": self.summary.number(f"optimum_{metric}"),
             **self._deviations(metric),
@@ -99,13 +98,6 @@ class RunRecord:
         names = (metric, "train_loss")
         found = {f"{name}_deviation": self.deviation(name) for name in names}
         return {"seeds": len(self.repeats), **found}
-
-
-def _over_users(said: Statement | None) -> dict[str, Any]:
-    """Quantiles of ε over users with budgets of their own; nothing in other runs."""
-    if said is None or said.by_user is None:
-        return {}
-    return {"epsilon_over_users": said.by_user.epsilon_over_users.to_json()}
 
 
 def _shown_in(history: list[HistoryRow]) -> str:
@@ -161,7 +153,7 @@ def _mean_history(runs: Sequence[RunRecord]) -> list[HistoryRow]:
 def mean_of(folder: Path, runs: Sequence[RunRecord]) -> RunRecord:
     """Runs that differ in their seed as one: the mean of every number, by round too."""
     stated = [run.privacy for run in runs if run.privacy is not None]
-    privacy = max(stated, key=lambda said: said.quoted_epsilon or 0.0, default=None)
+    privacy = max(stated, key=lambda said: said.epsilon or 0.0, default=None)
     history = _mean_history(runs)
     summary = _mean([run.summary for run in runs])
     finals = [run.summary.final for run in runs if run.summary.final]
@@ -241,9 +233,9 @@ def labels(runs: list[RunRecord]) -> list[str]:
 
 
 def _epsilon(run: RunRecord, row: Mapping[str, Any]) -> str:
-    spread = row.get("epsilon_over_users")
-    if spread is not None:
-        return f"{round_up(spread['min'])}–{round_up(spread['max'])}"
+    each = run.privacy.by_group if run.privacy else ()
+    if each:
+        return f"{round_up(min(each))}–{round_up(max(each))}"
     if row["epsilon_server"] is not None:
         return round_up(row["epsilon_server"])
     return "none" if run.private else "not private"
@@ -264,28 +256,9 @@ def _optima(
 
 
 def epsilon_note(runs: list[RunRecord]) -> str:
-    """What the ε column means: δ, neighbours and bound, one line for each that occurs."""
-    lines = []
-    for run in runs:
-        said = run.privacy
-        if said is None or said.quoted_epsilon is None or said.mechanism is None:
-            continue
-        known = said.quotes_ledger
-        whom = "given who took part, as the draw is known" if known else "towards the server"
-        bound = str((said.quoted or said.server).bound).replace("_", " ")
-        would = ", with secret noise; these are simulations" if said.simulated else ""
-        lines.append(
-            f"ε {whom} at δ = {digits_up(said.delta or 0.0)}, {said.mechanism.neighbours}, by "
-            f"{bound} (PLD){would}"
-        )
-        if said.by_user is not None:
-            spread = said.by_user.epsilon_over_users
-            lines.append(
-                f"{run.label}: users have budgets of their own, ε {round_up(spread.min)} (least), "
-                f"{round_up(spread.quarter)}, {round_up(spread.median)} (median), "
-                f"{round_up(spread.three_quarters)}, {round_up(spread.max)} (most)"
-            )
-    return "\n".join(dict.fromkeys(lines))
+    """What the ε column means: δ, neighbours and adversary, one line for each that occurs."""
+    stated = (run.privacy for run in runs if run.privacy is not None)
+    return "\n".join(dict.fromkeys(line(said) for said in stated if said.guarantee))
 
 
 def _shown(value: float | None, digits: int) -> str:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from dpscaffold.errors import BadInput
 from dpscaffold.models.personal import JOINING
-from dpscaffold.privacy.showing import round_up
-from dpscaffold.privacy.statement_types import MechanismSummary
+from dpscaffold.privacy import page
+from dpscaffold.privacy.mechanism import Mechanism
 from dpscaffold.report.blocks import (
     BarChart,
     Block,
@@ -18,13 +18,13 @@ from dpscaffold.report.blocks import (
     Curves,
     Line,
     Page,
+    Prose,
     Section,
     Table,
     Text,
     section,
 )
 from dpscaffold.report.outcome import PUBLIC, StoredRun, marked, numbered, results, tell
-from dpscaffold.report.promises import outside_section, person_section, privacy_section
 from dpscaffold.runs.folder import RunFolder
 from dpscaffold.runs.written import to_toml
 from dpscaffold.tasks.metrics import titled
@@ -54,10 +54,8 @@ def page_of(paths: Sequence[Path], with_metrics: bool = False) -> Page:
     parts = [results(runs)]
     for stored in runs:
         promised = (
-            privacy_section(stored.run.privacy),
-            person_section(stored.run.privacy),
+            _privacy(stored),
             _spending(stored),
-            outside_section(stored.run.privacy),
         )
         parts += _named(promised, stored, runs)
     parts += [part for part in (_course(runs),) if part.blocks]
@@ -65,6 +63,12 @@ def page_of(paths: Sequence[Path], with_metrics: bool = False) -> Page:
         parts += _named((_joining(stored), _sites(stored), _again(stored)), stored, runs)
     subtitle = "A report on a model learnt from many parties, and on its privacy"
     return Page(_title(runs), subtitle, tuple(parts))
+
+
+def _privacy(stored: StoredRun) -> Section:
+    """The privacy statement, as it stands in the run folder."""
+    said = stored.run.privacy
+    return section("Privacy", [] if said is None else [Prose(page(said))])
 
 
 def _title(runs: Sequence[StoredRun]) -> str:
@@ -134,16 +138,17 @@ def _joining(stored: StoredRun) -> Section:
 
 def _sites(stored: StoredRun) -> Section:
     """The users, as far as they may be shown."""
-    mechanism = stored.run.privacy.mechanism if stored.run.privacy else None
-    if mechanism is None:
+    run = stored.run.privacy.run if stored.run.privacy else None
+    if run is None:
         return Section("The sites", ())
     rows = [
-        ("users (sites)", str(mechanism.users)),
-        ("taking part in a round", f"{mechanism.participants}, drawn uniformly"),
-        ("local steps of each", str(mechanism.local_steps)),
+        ("users (sites)", str(run.users)),
+        ("taking part in a round", f"{run.cohort_size}, drawn uniformly"),
+        ("local steps of each", str(run.local_steps)),
     ]
-    if mechanism.rate:
-        low, high = mechanism.rate.min, mechanism.rate.max
+    if run.unit == "record":  # of a whole user not even the size may be revealed
+        rates = [group.rate for group in run.groups]
+        low, high = min(rates), max(rates)
         share = f"{low:.3g}" if low == high else f"{low:.3g} to {high:.3g}"
         rows.append(("share of its records in a batch", share))
     text = (
@@ -156,37 +161,23 @@ def _sites(stored: StoredRun) -> Section:
 def _spending(stored: StoredRun) -> Section:
     """ε over rounds, and what users spent; who was left out and why."""
     said = stored.run.privacy
-    if said is None or said.mechanism is None or not said.guarantee:
+    if said is None or said.run is None or not said.guarantee:
         return Section("What was spent", ())
     blocks: list[Block | None] = [_curve([stored], "epsilon_server", "ε towards the server")]
-    ledger = said.ledger
-    if ledger:
-        spread, counts = ledger.epsilon_over_users, ledger.participations
-        blocks += [
-            BarChart("How often users took part", "participations", "users", _binned(counts)),
-            Text(
-                f"Given who took part, the user who spent most spent ε = "
-                f"{round_up(ledger.epsilon)}, the median user {round_up(spread.median)} and the "
-                f"least {round_up(spread.min)}."
-            ),
-            _left_out(counts, said.mechanism),
-        ]
+    counts = said.parts[-1].participations
+    if counts:
+        bars = _binned(counts)
+        blocks.append(BarChart("How often users took part", "participations", "users", bars))
+        blocks.append(_left_out(counts, said.run))
     return section("What was spent, and who was left out", blocks)
 
 
-def _left_out(counts: Mapping[int, int], mechanism: MechanismSummary) -> Bullets:
+def _left_out(counts: Mapping[int, int], run: Mechanism) -> Bullets:
     said = []
-    cap = mechanism.max_participations
     if counts.get(0):
         said.append(f"{counts[0]} users were never drawn: the draw is uniform and blind to data.")
-    if cap is not None:
-        full = sum(users for times, users in counts.items() if times >= cap)
-        said.append(
-            f"A user takes part at most {cap} times; {full} users reached that and stayed away "
-            f"from then on, so that they spend no more."
-        )
-    if mechanism.may_decline:
-        said.append(f"A drawn user may decline: {mechanism.may_decline}.")
+    if run.declines:
+        said.append(f"A drawn user may decline: {run.declines}.")
     nobody = "Nobody was left out: every user took part, and none was capped."
     return Bullets(tuple(said or [nobody]))
 
@@ -212,7 +203,7 @@ def _again(stored: StoredRun) -> Section:
     config, said = stored.config, stored.run.privacy
     if stored.run.private:
         config = without_seed(config)
-    if stored.run.private and said is not None and said.simulated:
+    if stored.run.private and said is not None and said.seeded:
         seed += (
             " The seed is left out here, because it gives the noise away: publish results of a "
             "simulation, not its seed."

@@ -21,23 +21,22 @@ from dpscaffold.atomic import write_text
 from dpscaffold.engines import Draw
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy import (
+    Facts,
     Ledger,
-    Spending,
-    bound_for,
+    Part,
+    adversaries,
     charged,
+    epsilon,
     no_guarantee,
-    statement,
+    page,
+    state,
 )
-from dpscaffold.privacy.composition import (
-    allowed_in_parts,
-    charged_parts,
-    spent_by_users,
-    total,
-)
-from dpscaffold.privacy.preparation import said_of
-from dpscaffold.privacy.statement_types import Statement
+from dpscaffold.privacy.numbers import next_knot
+from dpscaffold.privacy.page import Statement
+from dpscaffold.privacy.parts import allowed_in_parts, spent_by_users
+from dpscaffold.privacy.preparation import prepared
+from dpscaffold.privacy.seeds import Seed
 from dpscaffold.randomness.streams import Randomness
-from dpscaffold.report.statement_page import render
 from dpscaffold.runs.earlier import mark_of_earlier
 from dpscaffold.runs.folder import RunFolder
 from dpscaffold.runs.journal import Anchor, Journal
@@ -49,6 +48,7 @@ from dpscaffold.runs.ledger import (
     LedgerSummary,
     Opening,
     check_anchor,
+    described,
     read_account,
     read_entries,
     read_ledger,
@@ -59,10 +59,8 @@ from dpscaffold.runs.ledger import (
 from dpscaffold.runs.parts import Parts, spent_in_parts
 from dpscaffold.runs.reservation import BudgetReservation
 from dpscaffold.runs.target import EpsilonTarget
-from dpscaffold.runs.written import plain
 from dpscaffold.setting import Setting
 from dpscaffold.setting.budget import Budget
-from dpscaffold.setting.seeds import Seed
 
 
 class PrivacyAccount:
@@ -94,7 +92,6 @@ class PrivacyAccount:
         self._most_rounds = planned
         self._parts = Parts((planned,))
         self._by_part: tuple[Ledger, ...] = ()  # read where each user's ε over parts is needed
-        self._later: Spending | None = None
         if self.run is None:
             if budget != Budget():
                 raise BadInput(
@@ -105,8 +102,7 @@ class PrivacyAccount:
             return
         self.costs, self._unprotected = charged(setting.roster.schema.preparation, self.run)
         self.ledger = Ledger(self.run, budget.user_epsilon, self.costs)
-        self.spending = Spending(self.run, bound_for(self.run, "server"), self.costs)
-        self.promises = no_guarantee(self.run) is None and self.run.noise > 0
+        self.promises = no_guarantee(self.run) is None
         if budget.user_epsilon is not None:
             # Refuses, here and not in the first round, a run without a guarantee.
             self.ledger.declines(0)
@@ -125,7 +121,7 @@ class PrivacyAccount:
         """Refuse a limit on ε for a run that has none."""
         if not self.promises:
             assert self.run is not None
-            reason = no_guarantee(self.run) or "no noise is added"
+            reason = no_guarantee(self.run)
             raise BadInput("no-privacy", f"privacy.{key} is set for a run {which}: {reason}")
 
     def check_room(self) -> None:
@@ -170,10 +166,10 @@ class PrivacyAccount:
                 f"start a new run",
             )
         steps = (*self.setting.roster.schema.preparation, *self._unprotected)
-        said, costs = said_of(steps, self.run.unit), list(map(vars, self.costs))
-        counted = self.ledger.to_dict()
+        said = [vars(step) for step in prepared(steps, self.run.unit)]
+        costs = list(map(vars, self.costs))
         opening = Opening.of(
-            Ledger(self.run, self.budget.user_epsilon).to_dict(),
+            described(Ledger(self.run, self.budget.user_epsilon)),
             self.costs,
             data,
             seed,
@@ -205,7 +201,7 @@ class PrivacyAccount:
         if not len(journal):
             journal.append({"opens": opening.to_dict()})
         folder.write_text(PREPARATION, json.dumps({"steps": said, "costs": costs}, indent=2) + "\n")
-        self._write_summary(folder, counted)
+        self._write_summary(folder)
         if opening.earlier is not None:
             whole = read_account(folder.path)
             self._earlier, self._most = whole.earlier_epsilons(), whole.most_within_cap()
@@ -218,8 +214,6 @@ class PrivacyAccount:
         first = self.ledger.run.rounds
         self._parts = read_parts(journal, first) if len(journal) else Parts((first,))
         self.run = replace(self.run, rounds=first)
-        self.spending = Spending(self.run, bound_for(self.run, "server"), self.costs)
-        self._later = Spending(self.run, bound_for(self.run, "server"))
         self._most_rounds = min(self._most_rounds, first)
         if self._target:
             self._target = replace(self._target, run=self.run, most_rounds=self._most_rounds)
@@ -237,7 +231,7 @@ class PrivacyAccount:
         self._withdraw_statement()
         self._journal.append({EXTENDS: rounds})
         self._parts, self._by_part = parts, ()
-        self._write_summary(folder, self.ledger.to_dict())
+        self._write_summary(folder)
 
     @property
     def anchor(self) -> Anchor | None:
@@ -280,8 +274,7 @@ class PrivacyAccount:
                 self._released = round
             return np.array(users, dtype=np.int64)
         active = drawn.tolist()
-        if self.ledger.capped:
-            active = self._allowed(round, active)
+        active = self._allowed(round, active)
         if self._journal:
             line = {"round": round, "users": active, "again": again}
             self._enter({**line, "ahead": True} if ahead else line, last=not ahead)
@@ -319,7 +312,7 @@ class PrivacyAccount:
         rounds is the sum over the parts."""
         if not self._parts.several or self.budget.user_epsilon is None:
             return self.ledger.allowed(drawn)
-        return allowed_in_parts(self._part_ledgers(), self._parts.of(round), self.costs, drawn)
+        return allowed_in_parts(self._begun_parts(), self._parts.of(round), drawn)
 
     def _record(self, round: int, users: Sequence[int], again: bool) -> None:
         """Enter who takes part, in the ledger of all rounds and in that of their part."""
@@ -360,10 +353,10 @@ class PrivacyAccount:
         text = self._summary.text(self._journal.anchor)
         write_text(self.folder.file(SUMMARY), text, lasting=False)
 
-    def _write_summary(self, folder: RunFolder, counted: Mapping[str, Any]) -> None:
-        """``ledger.json`` with all that was counted so far."""
+    def _write_summary(self, folder: RunFolder) -> None:
+        """``ledger.json``: what the run is, and the journal's head."""
         assert self._journal is not None
-        self._summary = LedgerSummary(counted)
+        self._summary = LedgerSummary(described(self.ledger))
         folder.write_text(SUMMARY, self._summary.text(self._journal.anchor))
 
     def _withdraw_statement(self) -> None:
@@ -382,8 +375,13 @@ class PrivacyAccount:
         own = self._live(round - self.before)
         if not self._earlier:
             return own
-        both = {name: total([value, self._earlier.get(name, 0.0)]) for name, value in own.items()}
-        return {name: v if v is None else min(v, self._most) for name, v in both.items()}
+        both: dict[str, float | None] = {}
+        for name, value in own.items():
+            before = self._earlier.get(name, 0.0)
+            both[name] = None
+            if value is not None and before is not None:
+                both[name] = min(value + before, self._most)
+        return both
 
     def _live(self, round: int) -> dict[str, float | None]:
         """The same of this run alone."""
@@ -393,7 +391,7 @@ class PrivacyAccount:
         released, everybody = max(round, self.ledger.rounds), self._given_the_draw(round)
         if self.setting.plan.max_rounds is not None:  # all of them are counted from the start
             released = max(released, self._most_rounds)
-        shown = self.spending.shown(released, self.ledger.repeats)
+        shown = self._shown(0, released, self.ledger.extra)
         return {"epsilon_server": shown, **everybody}
 
     def _given_the_draw(self, round: int) -> dict[str, float | None]:
@@ -402,8 +400,7 @@ class PrivacyAccount:
         if not (self.setting.secret and self.setting.draw_given):
             return {}
         if self._parts.several:
-            charged = charged_parts(self._part_ledgers(), self.costs)
-            return {"epsilon_everybody": float(spent_by_users(charged).max())}
+            return {"epsilon_everybody": float(spent_by_users(self._begun_parts()).max())}
         ends = self.refusal or round + self.before >= self.setting.plan.rounds
         return {"epsilon_everybody": self.ledger.largest() if ends else self.ledger.shown()}
 
@@ -414,17 +411,28 @@ class PrivacyAccount:
             self._by_part = self._parts.ledgers(self.ledger, read_entries(self._journal))
         return self._by_part
 
-    def _shown(self, part: int, rounds: int, repeats: tuple[int, ...]) -> float:
-        """ε of this many rounds of a part, as it is shown."""
-        assert self._later is not None  # parts come with a folder
-        return (self._later if part else self.spending).shown(rounds, repeats)
+    def _begun_parts(self) -> list[Part]:
+        """The parts of a run; what preparing the data cost is spent by the first."""
+        return [
+            Part(ledger.run, ledger.rounds, ledger, () if place else self.costs)
+            for place, ledger in enumerate(self._part_ledgers())
+        ]
+
+    def _shown(self, part: int, rounds: int, extra: int) -> float:
+        """An upper value of ε after this many rounds of a part, at hand for most of them: it is
+        that of the next of few numbers of rounds."""
+        assert self.run is not None
+        run = replace(self.run, extra=max(self.run.extra, extra))
+        rounds = max(rounds, min(next_knot(rounds), run.rounds))
+        costs = () if part else self.costs
+        return epsilon(run, adversaries(run)["server"], rounds, costs=costs)
 
     def statement(self) -> Statement:
         """The privacy statement of what was released so far; with a folder, what the folder says
         to anyone who reads it."""
-        prepared = self.setting.roster.schema.preparation
+        steps = self.setting.roster.schema.preparation
         if self.run is None:
-            return statement(None, preparation=prepared)
+            return state((), Facts(held="one computer", preparation=steps))
         if self.folder is not None:
             account = read_account(self.folder.path)
             if account.anchor != self.anchor:
@@ -434,20 +442,20 @@ class PrivacyAccount:
                     f"stated; restore it",
                 )
             return account.statement()
-        return statement(
-            self.run,
-            ledger=self.ledger,
-            preparation=(*prepared, *self._unprotected),
-            seed_public=not self.setting.secret,
+        part = Part(self.ledger.run, self.ledger.rounds, self.ledger, self.costs)
+        facts = Facts(
+            held="one computer",
+            seeded=not self.setting.secret,
             draw_given=self.setting.draw_given,
+            preparation=(*steps, *self._unprotected),
             allowed=self.allowed,
-            extra_costs=self.costs,
             colluders=self.budget.colluders,
         )
+        return state([part], facts)
 
     def write_statement(self, folder: RunFolder, said: Statement) -> None:
         """The ledger's summary, then ``privacy.json`` and ``privacy.md``."""
         if self._journal is not None:
-            self._write_summary(folder, self.ledger.to_dict())
-        folder.write_text("privacy.json", json.dumps(plain(said), indent=2) + "\n")
-        folder.write_text("privacy.md", render(said, names=self.setting.roster.names))
+            self._write_summary(folder)
+        folder.write_text("privacy.json", json.dumps(said.to_json()) + "\n")
+        folder.write_text("privacy.md", page(said))

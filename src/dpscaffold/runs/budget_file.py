@@ -34,8 +34,8 @@ from pathlib import Path
 from typing import Any
 
 from dpscaffold.errors import BadInput
-from dpscaffold.privacy.composition import added
-from dpscaffold.privacy.showing import round_up
+from dpscaffold.privacy.numbers import round_up
+from dpscaffold.privacy.parts import added
 from dpscaffold.runs.journal import Anchor, Journal
 
 #: The name of a budget file where a site's ledger has the site's.
@@ -273,7 +273,7 @@ class BudgetFile:
         if not new and not self.path.is_file():
             raise BadInput(
                 "not-a-budget-file",
-                f"{self.path} is no budget file; open one with: dpscaffold budget {self.path} "
+                f"{self.path} is no budget file; open one with: dpscaffold privacy {self.path} "
                 f"--epsilon E --delta D",
             )
         lock = self.path.with_name(f".{self.path.name}.lock")

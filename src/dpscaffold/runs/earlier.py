@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from dpscaffold.atomic import draft_of, put_in_place, write_text
-from dpscaffold.privacy import PrivacyError
+from dpscaffold.errors import BadInput
 from dpscaffold.runs.journal import Journal, digest
 
 #: The folder, and the file in it that says who the users are.
@@ -54,7 +54,7 @@ def read_people(folder: Path) -> People:
         found = json.loads(path.read_text(encoding="utf-8"))
         return People(tuple(found["before"]), tuple(found["now"]), int(found["cap"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise PrivacyError("run-damaged", f"{path} cannot be read ({error}); restore it") from error
+        raise BadInput("run-damaged", f"{path} cannot be read ({error}); restore it") from error
 
 
 def mark_of_earlier(folder: Path) -> str | None:

@@ -45,7 +45,8 @@ from dpscaffold.atomic import (
     write_texts,
 )
 from dpscaffold.errors import BadInput
-from dpscaffold.privacy.statement_types import Statement
+from dpscaffold.privacy.page import Statement
+from dpscaffold.privacy.seeds import SEED, Seed
 from dpscaffold.runs.checkpoint import Checkpoint
 from dpscaffold.runs.data_key import KEY, read_key, write_key
 from dpscaffold.runs.further import refuse_further
@@ -53,7 +54,6 @@ from dpscaffold.runs.history import HistoryRow
 from dpscaffold.runs.summary import Summary
 from dpscaffold.runs.written import plain, versions
 from dpscaffold.setting.plan import Plan
-from dpscaffold.setting.seeds import SEED, Seed
 
 #: What a run that was killed before it had a configuration may leave behind.
 BEGUN = ("versions.json", "run.json", "setting.json", KEY, SEED, ".lock")
@@ -368,14 +368,7 @@ class RunFolder:
         found = self.read_json("privacy.json")
         if found is None:
             return None
-        try:
-            return Statement.from_json(found)
-        except ValueError as error:
-            raise BadInput(
-                "run-damaged",
-                f"{self.file('privacy.json')} is not a privacy statement that this version reads "
-                f"({error}); restore it",
-            ) from error
+        return Statement.from_json(found, str(self.file("privacy.json")))
 
     def write_summary(self, summary: Summary) -> None:
         """Write ``summary.json``: the run has ended."""

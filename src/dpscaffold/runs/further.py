@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dpscaffold.privacy import PrivacyError
+from dpscaffold.errors import BadInput
 
 #: The files of such releases, and what they hold.
 FURTHER = {
@@ -24,7 +24,7 @@ def refuse_further(folder: Path) -> None:
     for place in places:
         for name, what in FURTHER.items():
             if (place / name).exists():
-                raise PrivacyError(
+                raise BadInput(
                     "wrong-version",
                     f"{place / name} lists {what} that were released after the run, and this "
                     f"version cannot add their epsilon to the run's; use the version that wrote "

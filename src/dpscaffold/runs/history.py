@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
-from dpscaffold.privacy.record import JsonRecord
+from dpscaffold.errors import BadInput
 
 #: Metrics by name; None where a value is not finite, or not defined.
 MetricValues = Mapping[str, float | None]
 
 
 @dataclass(frozen=True, eq=False)
-class HistoryRow(JsonRecord):
+class HistoryRow(Mapping[str, Any]):
     """What is known of one round: its number, and metrics by name.
 
     ``metrics`` are those of the evaluated model (``test_accuracy``, ``train_loss``, …, and with
@@ -27,8 +27,6 @@ class HistoryRow(JsonRecord):
     (0.5, {'round': 3, 'train_loss': 0.5})
     """
 
-    REST: ClassVar[str] = "metrics"
-
     round: int
     metrics: MetricValues = field(default_factory=dict)
 
@@ -41,3 +39,17 @@ class HistoryRow(JsonRecord):
 
     def __len__(self) -> int:
         return 1 + len(self.metrics)
+
+    def to_json(self) -> dict[str, Any]:
+        """One object, with the metrics as its keys."""
+        return {"round": self.round, **self.metrics}
+
+    @classmethod
+    def from_json(cls, values: Any, where: str = "a row") -> HistoryRow:
+        """The inverse of :meth:`to_json`; ``where`` says in messages what is read."""
+        metrics = dict(values) if isinstance(values, Mapping) else {}
+        round = metrics.pop("round", None)
+        numbers = (value is None or type(value) in (int, float) for value in metrics.values())
+        if type(round) is not int or not all(numbers):
+            raise BadInput("wrong-type", f"{where} is {values!r:.60}, which is no row of a history")
+        return cls(round, metrics)

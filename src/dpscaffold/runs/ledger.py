@@ -15,25 +15,27 @@ from __future__ import annotations
 import json
 import math
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dpscaffold.privacy import Cost, Ledger, Mechanism, PrivacyError, Remark
-from dpscaffold.privacy.adding import ContinuedParts, epsilon_within_cap, statement_of_parts
-from dpscaffold.privacy.composition import added
-from dpscaffold.privacy.drawn import UNKNOWN, Origin, SeedKnowledge
-from dpscaffold.privacy.human import GROUPS
-from dpscaffold.privacy.statement_types import JournalHead, Statement
+from dpscaffold.errors import BadInput
+from dpscaffold.privacy import Cost, Facts, Ledger, Mechanism, Part, Remark, Statement, state
+from dpscaffold.privacy.page import JournalHead
+from dpscaffold.privacy.parts import within_cap
+from dpscaffold.privacy.seeds import SEED, UNKNOWN, Origin, Seed, SeedKnowledge
 from dpscaffold.runs.earlier import EARLIER, People, mark_of_earlier, read_people
 from dpscaffold.runs.further import refuse_further
 from dpscaffold.runs.journal import Anchor, Journal, digest
 from dpscaffold.runs.parts import Parts, RoundEntry
-from dpscaffold.setting.seeds import SEED, Seed
 
 JOURNAL, SUMMARY, PREPARATION = "ledger.jsonl", "ledger.json", "preprocessing.json"
 AGAIN = "restore it or start a new run"
+#: The format of ``ledger.json``.
+VERSION = 3
+#: Why any site of a deployed run may decline, in the description of its mechanism.
+MAY_STAY_AWAY = "a site may decline or stay away"
 #: The key of a line that says up to which round the run was extended.
 EXTENDS = "extends"
 
@@ -45,7 +47,7 @@ class Opening:
     ``run`` and ``costs`` are SHA-256 of its description and of what preparing its data cost,
     ``data`` is the identity of its data. ``secret`` says that its noise came from the operating
     system, ``allowed`` what a release overlooks (None: no release), ``origin`` and ``mark`` where
-    its seed came from (:class:`~dpscaffold.privacy.drawn.SeedKnowledge`), ``colluders`` how many
+    its seed came from (:class:`~dpscaffold.privacy.seeds.SeedKnowledge`), ``colluders`` how many
     participants pool what they know, ``earlier`` which run it continues, if any.
     """
 
@@ -94,7 +96,8 @@ class Account:
     ``anchor`` is the head of the journal. ``colluders`` is how many participants are taken to pool
     what they know, ``drawn`` what is known about the seed of the draw, and ``allowed`` what a
     release was told to overlook (None: no release). ``parts`` are the ledgers of the parts in which
-    its rounds were planned, if there are several.
+    its rounds were planned, if there are several. ``data`` is the identity of the records, where it
+    can be compared, and ``source`` that of the run.
 
     Where the run continues another one, the parts of that come first: ``stopped`` is how many, and
     ``people`` names the users of each part. ``cap`` is the most often that any user takes part in
@@ -112,58 +115,77 @@ class Account:
     allowed: tuple[str, ...] | None = None
     planned: tuple[str, ...] = ()
     parts: tuple[Ledger, ...] = ()
+    data: str | None = None
+    source: str | None = None
     people: tuple[tuple[str, ...], ...] = ()
     stopped: int = 0
     cap: int = 0
     continues: tuple[str, ...] = ()
 
+    @property
+    def released(self) -> list[Part]:
+        """The parts of the run, or runs, that this is the account of, as mechanisms that ran; what
+        preparing the data cost is spent by the first."""
+        ledgers = self.parts or (self.ledger,)
+        return [
+            Part(
+                ledger.run,
+                ledger.rounds,
+                ledger,
+                () if place else self.costs,
+                secret=not self.seeded,
+                drawn=self.drawn,
+                data=self.data,
+                source=self.source,
+                people=self.people[place] if self.people else (),
+            )
+            for place, ledger in enumerate(ledgers)
+        ]
+
     def at_delta(self, delta: float) -> Account:
         """The same account at another δ, shared out evenly where the run was planned in parts."""
         each = delta / len(self.parts or (self.ledger,))
-        parts = tuple(_at_delta(part, each) for part in self.parts)
-        return replace(self, ledger=_at_delta(self.ledger.charged(self.costs), each), parts=parts)
+        parts = tuple(part.at_delta(each) for part in self.parts)
+        return replace(self, ledger=self.ledger.at_delta(each), parts=parts)
 
-    def statement(self, groups: Sequence[int] = GROUPS, colluders: int | None = None) -> Statement:
-        """The privacy statement: every round that was journalled counts, kept or lost."""
-        said = statement_of_parts(
-            self.parts or (self.ledger,),
-            preparation=self.preparation,
-            seed_public=self.seeded,
+    def facts(self, colluders: int | None = None) -> Facts:
+        """What is true of the run besides its mechanism."""
+        return Facts(
+            held="sites" if self.deployed else "one computer",
+            seeded=self.seeded,
             draw_given=self.drawn.given,
+            preparation=self.preparation,
             allowed=self.allowed,
-            extra_costs=self.costs,
-            groups=tuple(groups),
-            colluders=self.colluders if colluders is None else colluders,
             planned=self.planned,
-            continued=self._continued,
+            colluders=self.colluders if colluders is None else colluders,
+            cap=self.cap,
+            journal=JournalHead(self.anchor.lines, self.anchor.head),
         )
-        return replace(said, journal=JournalHead(self.anchor.lines, self.anchor.head))
 
     @property
-    def _continued(self) -> ContinuedParts | None:
-        """How the parts of a run that continues another one belong together."""
-        if not self.people:
-            return None
-        return ContinuedParts(self.people, self.cap)
+    def deployed(self) -> bool:
+        """Whether sites held their own records: then any of them may stay away."""
+        return self.drawn.origin == "sites" or MAY_STAY_AWAY in (self.ledger.run.declines or "")
+
+    def statement(self, colluders: int | None = None) -> Statement:
+        """The privacy statement: every round that was journalled counts, kept or lost."""
+        return state(self.released, self.facts(colluders))
 
     def earlier_epsilons(self) -> dict[str, float | None]:
         """ε of the runs that this one continues, towards the server and given who took part."""
-        before = replace(self, parts=self.parts[: self.stopped], people=self.people[: self.stopped])
-        said = before.statement()
-        given = said.ledger.epsilon if said.ledger else None
-        return {"epsilon_server": said.server.epsilon, "epsilon_everybody": given}
+        before = self.released[: self.stopped]
+        said = state(before, replace(self.facts(), cap=0))
+        server = said.towards("server")
+        return {"epsilon_server": server.epsilon, "epsilon_everybody": server.given}
 
     def most_within_cap(self) -> float:
         """The ε that no user exceeds in all parts by its own rule; infinite without one."""
-        if not self.cap:
-            return math.inf
-        delta = added(part.run.delta for part in self.parts)
-        return epsilon_within_cap(self.parts, self.cap, delta)
+        return within_cap(self.released, self.cap)[0] if self.cap else math.inf
 
     def after(self, earlier: Account, people: People) -> Account:
         """This account together with that of the run that it continues."""
         if self.costs or earlier.costs:
-            raise PrivacyError(
+            raise BadInput(
                 "not-applicable",
                 "a run that continues another one has costs of preparation, which cannot be "
                 "attributed to its users; start a new run",
@@ -194,7 +216,7 @@ def read_account(folder: Path) -> Account:
     steps, costs = read_preprocessing(folder)
     opening = read_opening(journal)
     if opening.costs != _costs_digest(costs):
-        raise PrivacyError(
+        raise BadInput(
             "run-file-changed",
             f"{folder / PREPARATION} is not the one this run began with; {AGAIN}",
         )
@@ -203,7 +225,7 @@ def read_account(folder: Path) -> Account:
     planning = read_parts(journal, ledger.run.rounds)
     parts = planning.ledgers(ledger, read_entries(journal)) if planning.several else ()
     if opening.earlier != mark_of_earlier(folder):
-        raise PrivacyError(
+        raise BadInput(
             "run-file-changed",
             f"{folder / EARLIER} is not what this run keeps of the run that it continues; {AGAIN}",
         )
@@ -218,6 +240,7 @@ def read_account(folder: Path) -> Account:
         allowed=opening.allowed,
         planned=tuple(config.get("facts", {}).get("planned", ())),
         parts=parts,
+        source=journal.first,
     )
     if opening.earlier is None:
         return account
@@ -230,7 +253,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     except ValueError as error:
-        raise PrivacyError("run-damaged", f"{path} is damaged ({error}); {AGAIN}") from error
+        raise BadInput("run-damaged", f"{path} is damaged ({error}); {AGAIN}") from error
 
 
 def _drawn(folder: Path, opening: Opening, journal: Journal) -> SeedKnowledge:
@@ -242,10 +265,10 @@ def _drawn(folder: Path, opening: Opening, journal: Journal) -> SeedKnowledge:
     except OSError:  # it is not here, or for others
         return known
     except ValueError as error:
-        raise PrivacyError("seed-damaged", f"{path} is damaged ({error}); {AGAIN}") from error
+        raise BadInput("seed-damaged", f"{path} is damaged ({error}); {AGAIN}") from error
     seed = Seed.from_json(kept, str(path))
     if (seed.origin, seed.mark) != (opening.origin, opening.mark):
-        raise PrivacyError(
+        raise BadInput(
             "run-file-changed", f"{path} is not the seed that this run began with; {AGAIN}"
         )
     return replace(known, value=seed.value)
@@ -283,7 +306,7 @@ def read_parts(journal: Journal, planned: int) -> Parts:
         if EXTENDS in line:
             end = line[EXTENDS]
             if not isinstance(end, int) or end <= ends[-1]:
-                raise PrivacyError(
+                raise BadInput(
                     "ledger-damaged", f"{journal.path} is damaged at line {place}; {AGAIN}"
                 )
             ends.append(end)
@@ -297,16 +320,23 @@ def read_opening(journal: Journal) -> Opening:
             return Opening.read(line["opens"])
         except (KeyError, TypeError):
             break
-    raise PrivacyError(
+    raise BadInput(
         "ledger-damaged", f"{journal.path} does not begin with the description of its run; {AGAIN}"
     )
 
 
-class LedgerSummary:
-    """The contents of ``ledger.json``: a ledger as it was counted once, and the journal's head.
+def described(ledger: Ledger) -> dict[str, Any]:
+    """What a run is, and what its users may spend, as JSON values."""
+    return {
+        "version": VERSION,
+        "run": ledger.run.to_dict(),
+        "user_budget": ledger.user_budget,
+    }
 
-    The head changes with every line and the counts need not, so they are encoded once: the journal
-    is what counts.
+
+class LedgerSummary:
+    """The contents of ``ledger.json``: what the run is, and the journal's head, which changes with
+    every line. Who took part stands in the journal alone.
 
     >>> LedgerSummary({"version": 2}).text(Anchor(3, "5c")).strip()
     '{"version": 2, "journal": {"lines": 3, "head": "5c"}}'
@@ -328,7 +358,7 @@ def read_preprocessing(folder: Path) -> tuple[tuple[Remark, ...], tuple[Cost, ..
         steps = [Remark(step["sentence"], step["protection"]) for step in said["steps"]]
         return tuple(steps), tuple(Cost(**cost) for cost in said["costs"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise PrivacyError(
+        raise BadInput(
             "run-damaged",
             f"{path} cannot be read ({error}), so the cost of preprocessing is unknown; restore it",
         ) from error
@@ -337,7 +367,7 @@ def read_preprocessing(folder: Path) -> tuple[tuple[Remark, ...], tuple[Cost, ..
 def check_anchor(journal: Journal, anchor: Anchor, where: str) -> None:
     """Refuse a journal that does not begin with the lines that ``where`` was written after."""
     if not journal.follows(anchor):
-        raise PrivacyError(
+        raise BadInput(
             "ledger-damaged",
             f"{journal.path} is not the journal that {where} names: its first {anchor.lines} lines "
             f"were shortened or changed; {AGAIN}",
@@ -348,10 +378,16 @@ def _read(folder: Path) -> tuple[Ledger, Journal]:
     """The ledger and its journal."""
     summary = _read_summary(folder)
     head = summary.pop("journal", None)
+    if summary.get("version") != VERSION:
+        raise BadInput(
+            "wrong-version",
+            f"{folder / SUMMARY} was written by another version of dpscaffold (format "
+            f"{summary.get('version')}, and this one reads {VERSION}); read it with that version",
+        )
     try:
-        saved = Ledger.from_dict(summary)
+        ledger = Ledger(Mechanism.from_dict(summary["run"]), summary["user_budget"])
     except (ValueError, KeyError, TypeError) as error:
-        raise PrivacyError(
+        raise BadInput(
             "ledger-damaged", f"{folder / SUMMARY} is damaged ({error}); {AGAIN}"
         ) from error
     stated = _stated_anchor(folder)
@@ -360,37 +396,32 @@ def _read(folder: Path) -> tuple[Ledger, Journal]:
     if stated is not None:
         check_anchor(journal, stated, "the statement (privacy.json)")
     if read_opening(journal).run != _run_digest(summary):
-        raise PrivacyError(
+        raise BadInput(
             "ledger-of-another-run",
             f"{folder / SUMMARY} describes another run than its journal; {AGAIN}",
         )
-    ledger = Ledger(saved.run, saved.user_budget)
     for entry in read_entries(journal):
         if entry.round > ledger.rounds + 1:  # a run takes every round, so a gap is a loss
-            raise PrivacyError(
+            raise BadInput(
                 "ledger-damaged",
                 f"{folder / JOURNAL} lacks round {ledger.rounds + 1}; restore it or start a new "
                 f"run",
             )
         ledger.record(entry.round, entry.users, again=entry.again)
-    if bool((ledger.participations < saved.participations).any()):
-        raise PrivacyError(
-            "ledger-damaged", f"{folder / JOURNAL} records less than ledger.json counts; {AGAIN}"
-        )
     return ledger, journal
 
 
 def _read_summary(folder: Path) -> dict[str, Any]:
     path = folder / SUMMARY
     if not path.exists():
-        raise PrivacyError(
+        raise BadInput(
             "ledger-missing",
             f"{folder} holds no ledger (ledger.json); name the folder of a private run",
         )
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, TypeError) as error:
-        raise PrivacyError("ledger-damaged", f"{path} is damaged ({error}); {AGAIN}") from error
+        raise BadInput("ledger-damaged", f"{path} is damaged ({error}); {AGAIN}") from error
 
 
 def _stated_anchor(folder: Path) -> Anchor | None:
@@ -401,7 +432,7 @@ def _stated_anchor(folder: Path) -> Anchor | None:
     try:
         said = dict(json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, TypeError) as error:
-        raise PrivacyError("run-damaged", f"{path} is damaged ({error}); restore it") from error
+        raise BadInput("run-damaged", f"{path} is damaged ({error}); restore it") from error
     return Anchor.read(said["journal"], str(path)) if "journal" in said else None
 
 
@@ -410,15 +441,9 @@ def _entry(line: Mapping[str, Any], where: str) -> RoundEntry:
         ahead = bool(line.get("ahead", False))
         return RoundEntry(int(line["round"]), tuple(line["users"]), bool(line["again"]), ahead)
     except (KeyError, TypeError, ValueError) as error:
-        raise PrivacyError(
+        raise BadInput(
             "ledger-damaged", f"{where} is not a round of a ledger ({error}); {AGAIN}"
         ) from error
-
-
-def _at_delta(ledger: Ledger, delta: float) -> Ledger:
-    other = Ledger.from_dict(ledger.to_dict()).charged(ledger.costs)
-    other.run = Mechanism.from_dict({**other.run.to_dict(), "delta": delta})
-    return other
 
 
 def _run_digest(summary: Mapping[str, Any]) -> str:

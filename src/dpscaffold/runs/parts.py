@@ -4,7 +4,7 @@ T is fixed before a run begins. Where a larger T is chosen later, perhaps after 
 out, the rounds beyond the first T are a mechanism of their own, chosen adaptively: the ε and the δ
 of the parts add (Rogers, Roth, Ullman, Vadhan 2016), as those of two runs do. Where the larger T
 was fixed in advance (``plan.max_rounds``) there is one part, of all rounds.
-:mod:`dpscaffold.privacy.composition` adds.
+:mod:`dpscaffold.privacy.parts` adds.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from dpscaffold.privacy import Ledger
-from dpscaffold.privacy.composition import added
+from dpscaffold.privacy.parts import added
 
 
 @dataclass(frozen=True)
@@ -70,13 +70,9 @@ class Parts:
             found[place].record(entry.round - first + 1, entry.users, again=entry.again)
         return tuple(found)
 
-    def released(self, whole: Ledger) -> tuple[tuple[int, tuple[int, ...]], ...]:
-        """How many rounds of each part are recorded, and those of them that were run again."""
-        return tuple(whole.within(first, last) for first, last in self.spans)
 
-
-#: ε of this many rounds of a part, and of those of them that were run again.
-Price = Callable[[int, int, tuple[int, ...]], float]
+#: ε of this many rounds of a part, of which so many were run again.
+Price = Callable[[int, int, int], float]
 
 
 def spent_in_parts(parts: Parts, whole: Ledger, price: Price, round: int, again: int = 0) -> float:
@@ -84,8 +80,8 @@ def spent_in_parts(parts: Parts, whole: Ledger, price: Price, round: int, again:
     a round that is run once more before that."""
     rounds, total = max(round, whole.rounds), []
     for k, (first, last) in enumerate(parts.spans):
-        _, repeats = whole.within(first, last, again)
+        _, extra = whole.within(first, last, again)
         done = max(0, min(rounds, last) - first + 1)
         if done:
-            total.append(price(k, done, repeats))
+            total.append(price(k, done, extra))
     return added(total)

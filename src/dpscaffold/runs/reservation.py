@@ -10,17 +10,15 @@ from __future__ import annotations
 import json
 import math
 import secrets
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 from dpscaffold.errors import BadInput
-from dpscaffold.privacy import Cost, Ledger, Mechanism, bound_for
-from dpscaffold.privacy.bound import largest_epsilon
-from dpscaffold.privacy.composition import added
-from dpscaffold.privacy.ledger import largest_count
+from dpscaffold.privacy import Cost, Ledger, Mechanism, adversaries, epsilon
+from dpscaffold.privacy.numbers import largest_count
+from dpscaffold.privacy.parts import added
 from dpscaffold.runs.budget_file import BudgetFile, BudgetFileContents, BudgetGrant, BudgetRound
 from dpscaffold.runs.folder import RunFolder
 from dpscaffold.runs.journal import Anchor, digest
@@ -52,12 +50,12 @@ class Prices:
     def of(self, rounds: int, repeats: Sequence[int] = (), first: int = 1) -> Price:
         """The rounds from ``first`` on, up to ``rounds``; ``repeats`` are those that were, or would
         be, run again, each as often as it was. What preparing the data cost is spent in round 1."""
-        run, costs = self._run, self._costs if first == 1 else ()
-        count, again = rounds - first + 1, tuple(sorted(Counter(repeats).values()))
-        epsilon = bound_for(run, "server").epsilon(run, count, costs, again)
+        costs, count = self._costs if first == 1 else (), rounds - first + 1
+        run = replace(self._run, extra=max(self._run.extra, len(repeats)))
+        price = epsilon(run, adversaries(run)["server"], count, costs=costs)
         if self._setting.draw_given:
-            epsilon = max(epsilon, self._given_the_draw(rounds, repeats, first, costs))
-        return Price(epsilon, run.delta, count)
+            price = max(price, self._given_the_draw(rounds, repeats, first, costs))
+        return Price(price, run.delta, count)
 
     def _given_the_draw(
         self, rounds: int, repeats: Sequence[int], first: int, costs: tuple[Cost, ...]
@@ -74,7 +72,7 @@ class Prices:
         for round in repeats:
             drawn = randomness.cohort(round, setting.users, setting.cohort_size)
             ledger.record(round - first + 1, drawn.tolist(), again=True)
-        return largest_epsilon(ledger.laws(), run.delta, costs)
+        return ledger.largest()
 
     def most_rounds(self, contents: BudgetFileContents, grant: BudgetGrant) -> int:
         """The largest number of rounds that the budget file has room for; 0 where not even one."""

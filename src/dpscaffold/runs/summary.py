@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import ClassVar
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from functools import cache
+from typing import Any
 
-from dpscaffold.privacy.record import JsonRecord, optional
+from pydantic import TypeAdapter, ValidationError
+
+from dpscaffold.errors import BadInput
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Summary(JsonRecord):
+class Summary(Mapping[str, Any]):
     """How a run ended, and its last metrics. ``Summary()`` is that of a run that has not ended.
 
     - ``ended``: ``completed``, ``interrupted``, ``budget`` or ``stalled``; ``message``: why.
@@ -23,25 +26,59 @@ class Summary(JsonRecord):
       rounds), ``baseline_`` (a constant) or ``optimum_`` (the central optimum).
     """
 
-    REST: ClassVar[str] = "metrics"
-
-    algorithm: str | None = optional()
-    data: str | None = optional()
-    simulated: bool | None = optional()
+    algorithm: str | None = None
+    data: str | None = None
+    simulated: bool | None = None
     ended: str = "unfinished"
     message: str = ""
     rounds: float = 0
-    seconds: float | None = optional()
+    seconds: float | None = None
     final: Mapping[str, float | None] = field(default_factory=dict)
-    metric: str | None = optional()
-    verdict: str | None = optional()
-    warning: str | None = optional()
-    model: str | None = optional()
-    run: str | None = optional()
-    refusals: Mapping[str, int] | None = optional()
+    metric: str | None = None
+    verdict: str | None = None
+    warning: str | None = None
+    model: str | None = None
+    run: str | None = None
+    refusals: Mapping[str, int] | None = None
     metrics: Mapping[str, float | str | None] = field(default_factory=dict)
 
     def number(self, name: str, otherwise: float | None = None) -> float | None:
         """One of ``metrics``; ``otherwise`` where the summary does not have it."""
         value = self.metrics.get(name, otherwise)
         return None if isinstance(value, str) else value
+
+    def to_json(self) -> dict[str, Any]:
+        """One object, with the metrics as its keys; what has no value is left out."""
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        metrics = values.pop("metrics")
+        known = {name: value for name, value in values.items() if value is not None}
+        return {**known, **metrics}
+
+    @classmethod
+    def from_json(cls, values: Any, where: str = "the summary") -> Summary:
+        """The inverse of :meth:`to_json`; ``where`` says in messages what is read."""
+        names = {one.name for one in fields(cls)} - {"metrics"}
+        known = {name: value for name, value in values.items() if name in names}
+        metrics = {name: value for name, value in values.items() if name not in names}
+        try:
+            return _stored().validate_python({**known, "metrics": metrics})
+        except ValidationError as error:
+            first = error.errors()[0]
+            name = ".".join((where, *map(str, first["loc"])))
+            raise BadInput(
+                "wrong-type", f"{name} is {first['input']!r:.60} ({first['msg']})"
+            ) from error
+
+    def __getitem__(self, key: str) -> Any:
+        return self.to_json()[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.to_json())
+
+    def __len__(self) -> int:
+        return len(self.to_json())
+
+
+@cache
+def _stored() -> TypeAdapter[Summary]:
+    return TypeAdapter(Summary)

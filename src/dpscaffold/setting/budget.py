@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from dpscaffold.checks import number, whole
 from dpscaffold.errors import BadInput
-from dpscaffold.privacy import Bound, Mechanism, bound_for
-from dpscaffold.privacy.describe import RECORDS, Delta
-from dpscaffold.privacy.errors import bad_delta
+from dpscaffold.privacy import Adversary, Mechanism, adversaries
 from dpscaffold.privacy.ledger import USER_BUDGET
+from dpscaffold.privacy.mechanism import RECORDS, Delta, check_delta
 
-View = Literal["server", "third-party", "participant", "paper-third-party"]
+View = Literal["server", "third-party", "participant"]
 
 
 @dataclass(frozen=True)
@@ -24,7 +22,6 @@ class Budget:
     Args:
         delta: δ, by default 1/(10·ΣR_i), or 1/(10·M) if a user is the unit; ``"1/records"`` is the
             paper's 1/ΣR_i.
-        max_participations: The most rounds that any user takes part in.
         user_epsilon: The most ε that any user spends, given who took part. A drawn user whose next
             participation would exceed it declines; the draw and the divisor stay the same.
         target_epsilon: Training halts before ε against ``view`` would exceed it.
@@ -41,7 +38,6 @@ class Budget:
     """
 
     delta: Delta | None = None
-    max_participations: int | None = None
     user_epsilon: float | None = None
     target_epsilon: float | None = None
     view: View = "server"
@@ -59,11 +55,8 @@ class Budget:
         object.__setattr__(self, "declines", reasons or None)
 
     def _check_numbers(self) -> None:
-        named = self.delta is None or self.delta == RECORDS
-        if not named and not 0 < number("privacy.delta", self.delta) < 1:
-            raise BadInput("out-of-range", bad_delta("privacy.delta", self.delta))
-        if self.max_participations is not None:
-            whole("privacy.max_participations", self.max_participations, 1)
+        if self.delta is not None and self.delta != RECORDS:
+            check_delta("privacy.delta", number("privacy.delta", self.delta))
         if type(self.colluders) is not int or self.colluders != 1:
             whole("privacy.colluders", self.colluders, 1)
         for name in ("user_epsilon", "target_epsilon"):
@@ -81,6 +74,6 @@ class Budget:
                 f"privacy.budget_file is {self.file!r}; give the path of a budget file",
             )
 
-    def bound(self, run: Mechanism, repeats: Sequence[int] = ()) -> Bound:
-        """The bound against the adversary that the budget names."""
-        return bound_for(run, self.view, repeats, self.colluders)
+    def against(self, run: Mechanism) -> Adversary:
+        """The adversary that the budget names."""
+        return adversaries(run, self.colluders)[self.view.replace("-", "_")]

@@ -16,11 +16,11 @@ import numpy as np
 
 from dpscaffold.checks import number
 from dpscaffold.errors import BadInput
-from dpscaffold.privacy.bounds import RANDOM_PARTICIPATION, SECURE_SUMS
-from dpscaffold.privacy.calibrate import calibrate_noise, round_up_digits
+from dpscaffold.privacy import SERVER, adversaries, epsilons_by_group, solve_noise
+from dpscaffold.privacy.accounting import rounded_steps
 from dpscaffold.privacy.costs import Cost
-from dpscaffold.privacy.ledger import rounded_steps
 from dpscaffold.privacy.mechanism import Group, Mechanism
+from dpscaffold.privacy.numbers import round_up_digits
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -94,7 +94,7 @@ def own_noises(
     run: Mechanism, epsilons: Sequence[float], costs: Sequence[Cost] = ()
 ) -> tuple[float, ...]:
     """σ_i of every user: the smallest with which its own noise keeps ε_i towards everybody, the
-    server included (:data:`~dpscaffold.privacy.RANDOM_PARTICIPATION`).
+    server included (Theorem 1).
 
     It depends on the user's own rate and budget and on nobody else, so that each is solved by
     itself. Beyond a few distinct pairs, rates are rounded up and budgets down.
@@ -104,18 +104,21 @@ def own_noises(
     wanted = [(run.groups[g].rate, epsilon) for g, epsilon in zip(places, epsilons, strict=True)]
     rounded = rounded_steps(wanted)
     solved = {
-        (rate, epsilon): calibrate_noise(
-            _of_one_kind(run, groups[rate]), epsilon, RANDOM_PARTICIPATION, costs
-        )
+        (rate, epsilon): solve_noise(_of_one_kind(run, groups[rate]), epsilon, SERVER, costs)
         for rate, epsilon in set(rounded)
     }
     return tuple(solved[pair] for pair in rounded)
 
 
+def alike(run: Mechanism) -> Mechanism:
+    """The run in which every user has the smallest σ_i of all."""
+    return replace(run, groups=tuple(replace(group, louder=1.0) for group in run.groups))
+
+
 def _of_one_kind(run: Mechanism, group: Group) -> Mechanism:
     """The run as if all users were of one kind, and every upload seen."""
-    alike = Group(group.records, group.batch, run.users)
-    return replace(run, groups=(alike,), membership=(), secure=None)
+    one = Group(group.records, group.batch, run.users)
+    return replace(run, groups=(one,), membership=(), secure=None)
 
 
 def noise_weight(variance: Number, heterogeneity: float) -> Number:
@@ -216,12 +219,5 @@ def _kept(
     allowed: dict[int, float] = {}
     for place, epsilon in zip(places, epsilons, strict=True):
         allowed[place] = min(epsilon, allowed.get(place, math.inf))
-    spent = rounded_by_group(whole, tuple(costs))
+    spent = epsilons_by_group(whole, adversaries(whole)["server"], costs=costs)
     return all(spent[place] <= epsilon for place, epsilon in allowed.items())
-
-
-def rounded_by_group(run: Mechanism, costs: tuple[Cost, ...]) -> list[float]:
-    """ε of each group's users through secure sums; many groups are rounded up."""
-    from dpscaffold.privacy.by_user import epsilons_by_group
-
-    return epsilons_by_group(SECURE_SUMS, run, run.rounds, costs)

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, cast, get_args, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import TypeAdapter, ValidationError
 
 from dpscaffold.checks import choice, number
 from dpscaffold.errors import BadInput
-from dpscaffold.privacy.describe import Delta, choose_relation, describe
 from dpscaffold.privacy.mechanism import (
-    LEAST_NOISE,
-    MOST_NOISE,
     Aggregation,
+    Delta,
     GaussianMechanism,
     Mechanism,
     Relation,
     Weighting,
-    unusable_noise,
+    check_noise,
+    describe,
 )
-from dpscaffold.privacy.record import read_value
 from dpscaffold.setting.budget import View
 from dpscaffold.setting.budgets import Epsilon, checked, louder_of
 
@@ -84,12 +84,7 @@ class Gaussian(GaussianMechanism):
         self._check_epsilon()
         choice("privacy.sampling", self.sampling, ("fixed", "poisson"))
         choice("privacy.unit", self.unit, ("record", "user"))
-        if number("privacy.noise", self.noise) < 0:
-            raise BadInput(
-                "out-of-range", f"privacy.noise is {self.noise}; it must be 0 or positive"
-            )
-        if self.noise and not LEAST_NOISE <= self.noise <= MOST_NOISE:
-            raise BadInput("noise-out-of-range", unusable_noise("privacy.noise", self.noise))
+        check_noise("privacy.noise", number("privacy.noise", self.noise))
         if self.noise_by_user is not None:
             self._check_noises(self.noise_by_user)
         # Whether sizes are declared is the data's to say; the setting asks again with them.
@@ -105,9 +100,8 @@ class Gaussian(GaussianMechanism):
                 f"privacy.noise_by_user is {noises!r}; give a list with the noise of every user",
             )
         for place, noise in enumerate(noises):
-            if not LEAST_NOISE <= number(f"privacy.noise_by_user[{place}]", noise) <= MOST_NOISE:
-                name = f"privacy.noise_by_user[{place}]"
-                raise BadInput("noise-out-of-range", unusable_noise(name, noise))
+            name = f"privacy.noise_by_user[{place}]"
+            check_noise(name, number(name, noise))
         if min(noises) != self.noise:
             raise BadInput(
                 "noise-disagrees",
@@ -190,7 +184,7 @@ class Gaussian(GaussianMechanism):
         missing = known - values.keys() - {"neighbours", "noise_by_user"}
         if missing:
             raise BadInput("missing-key", f"privacy lacks {', '.join(sorted(missing))}")
-        read = {n: read_value(kinds[n], values[n], f"privacy.{n}") for n in known & values.keys()}
+        read = {n: _typed(kinds[n], values[n], f"privacy.{n}") for n in known & values.keys()}
         return cls(**read)
 
     def run(
@@ -206,8 +200,7 @@ class Gaussian(GaussianMechanism):
         aggregation: Aggregation,
         declared: bool,
         delta: Delta | None,
-        max_participations: int | None = None,
-        may_decline: str | None = None,
+        declines: str | None = None,
         secure: Secure | None = None,
         weights: Sequence[float] | None = None,
     ) -> Mechanism:
@@ -224,8 +217,7 @@ class Gaussian(GaussianMechanism):
             aggregation: What the server makes of the uploads of a round.
             declared: Whether R_i are constants that were declared without looking at the data.
             delta: δ, or None for the default.
-            max_participations: The most rounds that any user takes part in.
-            may_decline: Why a drawn user may stay away.
+            declines: Why a drawn user may stay away.
             secure: Secure sums, where the server sees sums only.
             weights: The users' public weights in the mean, with ``weighting="noise"``.
         """
@@ -238,7 +230,7 @@ class Gaussian(GaussianMechanism):
             batch_sizes=batch_sizes,
             memory=algorithm is None or algorithm.memory,
             one_sum=algorithm is not None and algorithm.one_sum,
-            unproved_hooks=() if algorithm is None else algorithm.unproved,
+            unproved_hooks=() if algorithm is None else tuple(algorithm.unproved),
             query="gradients" if algorithm is None or algorithm.sums is None else "sums",
             noise=self.noise,
             clip=self.clip,
@@ -247,13 +239,12 @@ class Gaussian(GaussianMechanism):
             weighting=weighting,
             aggregation=aggregation,
             delta=delta,
-            max_participations=max_participations,
-            may_decline=may_decline,
+            declines=declines,
             declared_sizes=declared
             and self.sampling == "poisson"
             and self.neighbours != "zero-out",
             secure=None if secure is None else secure.terms(cohort_size),
-            voids=0 if secure is None else secure.voids,
+            extra=0 if secure is None else secure.voids,
             louder=None if self.noise_by_user is None else louder_of(self.noise_by_user),
             weights=weights if weighting == "noise" else None,
         )
@@ -261,3 +252,41 @@ class Gaussian(GaussianMechanism):
 
 #: The fields of a mechanism whose noise is known.
 STORED = tuple(one.name for one in fields(Gaussian) if one.name not in SOLVED)
+
+
+def _typed(kind: Any, value: Any, name: str) -> Any:
+    """A JSON value as the type that a field has."""
+    try:
+        return TypeAdapter(kind).validate_json(json.dumps(value), strict=True)
+    except ValidationError as error:
+        raise BadInput(
+            "wrong-type", f"{name} is {value!r:.60} ({error.errors()[0]['msg']})"
+        ) from None
+
+
+def choose_relation(
+    neighbours: str | None, sampling: str, unit: str, declared: bool
+) -> Relation | None:
+    """The neighbours that are asked for, refused where no bound is proved for them.
+
+    >>> choose_relation("zero-out", "poisson", "record", declared=False)
+    'zero-out'
+    """
+    if neighbours is None:
+        return None
+    choice("privacy.neighbours", neighbours, get_args(Relation))
+    known = cast(Relation, neighbours)
+    whole = unit == "user" or sampling == "fixed"
+    if whole != (known == "replace-one"):
+        proved = "'replace-one'" if whole else "'zero-out' or 'add-remove'"
+        kind = "a user as unit" if unit == "user" else f"{sampling} batches"
+        raise BadInput(
+            "neighbours-not-proved", f"neighbours={known!r} is not proved for {kind}; give {proved}"
+        )
+    if known == "add-remove" and not declared:
+        raise BadInput(
+            "sizes-not-declared",
+            "neighbours='add-remove' needs sizes that do not depend on the data; give "
+            "data.declared_sizes, or neighbours='zero-out'",
+        )
+    return known

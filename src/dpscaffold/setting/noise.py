@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from dpscaffold.privacy.showing import digits_up
+from dpscaffold.privacy.numbers import digits_up
 from dpscaffold.setting.run import Setting
 
 #: One site dominates where more than this share of the noise's variance is its own.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dpscaffold.checks import choice, floor_share, least_ratio, number, whole
 from dpscaffold.errors import BadInput
-from dpscaffold.setting.seeds import public_seed
+from dpscaffold.privacy.seeds import public_seed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,7 +63,7 @@ class Plan:
         evaluate_every: Rounds between two evaluations; the last round is always evaluated.
         checkpoint_every: Rounds between two checkpoints.
         seed: Draws participants and the network's first weights; batches and noise too, unless they
-            are secret (:mod:`~dpscaffold.setting.seeds` says what None means).
+            are secret (:mod:`~dpscaffold.privacy.seeds` says what None means).
         max_rounds: The largest T that the run may be given later: ε is calibrated and stated for
             this many rounds. None: for ``rounds``.
         schedule: How η_l changes over the T rounds: ``"constant"``, ``"linear"`` or ``"cosine"``

@@ -17,18 +17,23 @@ from dpscaffold.algorithms.base import MomentRule, RidgeRule
 from dpscaffold.algorithms.fedavg import add_mean_move
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.roster import Roster
-from dpscaffold.privacy import Mechanism, bound_for, calibrate_noise, charged
-from dpscaffold.privacy.aggregate import MOST_SUMMED
-from dpscaffold.privacy.bounds import SECURE_SUMS
+from dpscaffold.privacy import (
+    Mechanism,
+    adversaries,
+    charged,
+    noise_seen,
+    solve_noise,
+    unproved,
+)
+from dpscaffold.privacy.adversary import MOST_SUMMED
 from dpscaffold.privacy.costs import Cost
-from dpscaffold.privacy.describe import Delta, choose_relation
-from dpscaffold.privacy.drawn import SeedKnowledge
-from dpscaffold.privacy.laws import alike
-from dpscaffold.privacy.mechanism import Relation, Sampling
+from dpscaffold.privacy.mechanism import Delta, Relation, Sampling
+from dpscaffold.privacy.seeds import Seed, SeedKnowledge, origin_of
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.setting.budget import Budget, View
 from dpscaffold.setting.budgets import (
     Epsilon,
+    alike,
     budgets_of,
     checked,
     heterogeneity_of,
@@ -36,11 +41,10 @@ from dpscaffold.setting.budgets import (
     noise_weight,
     own_noises,
 )
-from dpscaffold.setting.gaussian import Gaussian
+from dpscaffold.setting.gaussian import Gaussian, choose_relation
 from dpscaffold.setting.identity import algorithm_identity, task_identity
 from dpscaffold.setting.plan import ONE_ROUND, Plan
 from dpscaffold.setting.secure import Secure, SumPlan
-from dpscaffold.setting.seeds import Seed, origin_of
 from dpscaffold.tasks import Task
 from dpscaffold.tasks.fitting import check_task
 from dpscaffold.tasks.moments import MomentSums
@@ -247,20 +251,17 @@ class Setting:
                 "privacy.epsilon, or leave secure out",
             )
         self._check_summed()
-        capped = {
-            "max_participations": budget.max_participations,
-            "user_epsilon": budget.user_epsilon,
-        }
-        for name, value in capped.items():
-            if value is not None:
-                raise BadInput(
-                    "secure-not-proved",
-                    f"privacy.{name} is {value}, and a site that declines adds no noise to a "
-                    f"secure sum; leave it out, or leave secure out",
-                )
+        if budget.user_epsilon is not None:
+            raise BadInput(
+                "secure-not-proved",
+                f"privacy.user_epsilon is {budget.user_epsilon}, and a site that declines adds no "
+                f"noise to a secure sum; leave it out, or leave secure out",
+            )
         secure.smallest_list(self.cohort_size)
         run = self.describe()
-        reason = None if run is None else SECURE_SUMS.applies(run)
+        if run is None:
+            return
+        reason = unproved(run) or noise_seen(run, adversaries(run)["server"]).not_more
         if reason is not None:
             raise BadInput(
                 "secure-not-proved", f"secure sums are not proved for this run: {reason}"
@@ -454,8 +455,7 @@ class Setting:
             aggregation=plan.aggregation,
             declared=self.roster.declared,
             delta=budget.delta if delta is None else delta,
-            max_participations=budget.max_participations,
-            may_decline=budget.declines,
+            declines=budget.declines,
             secure=self.secure,
             weights=self.weights.tolist() if plan.weighting == "noise" else None,
         )
@@ -472,22 +472,14 @@ class Setting:
         view = view or self.budget.view
         costs, _ = charged(self.roster.schema.preparation, run)
         if isinstance(epsilon, Mapping):
-            return self.with_noises(self._solve_each(epsilon, view, costs))
+            return self.with_noises(self._solve_each(epsilon, costs))
         equal = alike(run)
-        bound = bound_for(equal, view, (), self.budget.colluders)
-        return self.with_noises((calibrate_noise(equal, epsilon, bound, costs),))
+        who = adversaries(equal, self.budget.colluders)[view.replace("-", "_")]
+        return self.with_noises((solve_noise(equal, epsilon, who, costs),))
 
-    def _solve_each(
-        self, table: Mapping[str, float], view: View, costs: Sequence[Cost]
-    ) -> tuple[float, ...]:
+    def _solve_each(self, table: Mapping[str, float], costs: Sequence[Cost]) -> tuple[float, ...]:
         """σ_i for a table of budgets. Without secure sums a user is hidden by its own noise, which
         keeps ε_i towards everybody; other views may then have a smaller ε."""
-        if view == "paper-third-party":
-            raise BadInput(
-                "conflicting-arguments",
-                "privacy.epsilon is a table, and privacy.view is 'paper-third-party', whose "
-                "formula has one noise for all; set privacy.view = 'server'",
-            )
         epsilons = budgets_of(checked(table), self.roster)  # type: ignore[arg-type]
         run = self.describe()
         assert run is not None

@@ -36,7 +36,7 @@ import numpy as np
 
 from dpscaffold.checks import whole
 from dpscaffold.errors import BadInput
-from dpscaffold.privacy.mechanism import SecureTerms
+from dpscaffold.privacy.mechanism import SecureSums
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -101,9 +101,9 @@ class Secure:
             )
         return least
 
-    def terms(self, participants: int) -> SecureTerms:
+    def terms(self, participants: int) -> SecureSums:
         """What the accountant has to know."""
-        return SecureTerms(self.colluders, self.smallest_list(participants))
+        return SecureSums(self.colluders, self.smallest_list(participants))
 
     def deviation(self, multiplier: float, sensitivity: float, members: int) -> float:
         """zΔ/√(|A| − k), the standard deviation of one member's noise in a list of ``members``.

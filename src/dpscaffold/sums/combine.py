@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,12 +17,12 @@ from dpscaffold.errors import BadInput
 from dpscaffold.models.model import Model
 from dpscaffold.models.storage import WITHIN
 from dpscaffold.models.trained import Origin
-from dpscaffold.privacy.statement_types import Statement
+from dpscaffold.privacy.page import Statement
+from dpscaffold.privacy.seeds import Seed
 from dpscaffold.runs.account import PrivacyAccount
 from dpscaffold.runs.folder import RunFolder
 from dpscaffold.runs.history import HistoryRow
 from dpscaffold.runs.written import plain
-from dpscaffold.setting.seeds import Seed
 from dpscaffold.sums.files import SumFile, read_sums
 from dpscaffold.sums.plan import SumsPlan
 
@@ -128,7 +129,8 @@ def write_run(plan: SumsPlan, made: Combined, folder: Path) -> Statement:
     draft = draft_of(folder)
     run, account = RunFolder(draft), PrivacyAccount(plan.setting)
     run.write_text("config.toml", tomli_w.dumps(plan.to_dict()))
-    account.attach(run, plan.digest, Seed.of(None, secret=True))  # nobody is drawn
+    seed = Seed("sites", secrets.randbits(128))  # of no use: nobody is drawn
+    account.attach(run, plan.digest, seed)
     _count(plan, account)
     said = account.statement()
     account.write_statement(run, said)

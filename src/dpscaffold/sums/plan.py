@@ -18,8 +18,9 @@ from dpscaffold.deployment.protocol.enrolment import EnrolledRun
 from dpscaffold.deployment.protocol.masks import Session
 from dpscaffold.deployment.protocol.messages import digest
 from dpscaffold.deployment.provision import read_toml, site_name
-from dpscaffold.deployment.server.agreed import ABSENT, setting_of
+from dpscaffold.deployment.server.agreed import setting_of
 from dpscaffold.errors import BadInput
+from dpscaffold.runs.ledger import MAY_STAY_AWAY
 from dpscaffold.setting import Setting
 from dpscaffold.setting.gaussian import Gaussian
 from dpscaffold.setting.plan import Plan
@@ -167,7 +168,7 @@ def plan_of(given: SumsConfiguration) -> SumsPlan:
     offer = offered(mechanism)
     declared = mechanism.sampling == "poisson"
     enrolled = EnrolledRun("", {}, names, "", (1,) * len(names), declared=declared)
-    budget = privacy.budget if k is None else replace(privacy.budget, absent=ABSENT)
+    budget = privacy.budget if k is None else replace(privacy.budget, absent=MAY_STAY_AWAY)
     setting = setting_of(offer, enrolled, budget)
     if isinstance(privacy.epsilon, Mapping) or privacy.noise_by_user is not None:
         raise BadInput(

@@ -20,6 +20,7 @@ from dpscaffold.engines import Engine, State
 from dpscaffold.engines.memories import slot_metrics
 from dpscaffold.engines.rounds import FinishedRound, rounds
 from dpscaffold.errors import Diverged
+from dpscaffold.privacy.seeds import Seed
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.runs.account import PrivacyAccount
 from dpscaffold.runs.checkpoint import Checkpoint
@@ -27,7 +28,6 @@ from dpscaffold.runs.folder import RunFolder
 from dpscaffold.runs.history import HistoryRow, MetricValues
 from dpscaffold.runs.written import plain
 from dpscaffold.setting import Setting
-from dpscaffold.setting.seeds import Seed
 from dpscaffold.training.events import Checkpointed, Evaluated, Listener, RoundDone, silence
 from dpscaffold.training.stopping import Stopping
 

@@ -20,10 +20,10 @@ from dpscaffold.engines.ranks import Ranks
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
 from dpscaffold.models.personal import JOINING
+from dpscaffold.privacy.seeds import public_seed
 from dpscaffold.runs.folder import RunFolder
 from dpscaffold.runs.written import plain
 from dpscaffold.setting import Setting
-from dpscaffold.setting.seeds import public_seed
 from dpscaffold.training import Result
 from dpscaffold.training import run as run_setting
 from dpscaffold.training.distributed import leads, own_hardware

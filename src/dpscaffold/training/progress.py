@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from dpscaffold.privacy.showing import round_up
+from dpscaffold.privacy.numbers import round_up
 from dpscaffold.runs.history import HistoryRow
 from dpscaffold.training.events import Event, RoundDone
 

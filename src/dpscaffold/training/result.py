@@ -20,8 +20,8 @@ from dpscaffold.models.personal import (
     user_number,
 )
 from dpscaffold.models.trained import Origin
-from dpscaffold.privacy.showing import round_up
-from dpscaffold.privacy.statement_types import Statement
+from dpscaffold.privacy import Statement, line
+from dpscaffold.privacy.numbers import round_up
 from dpscaffold.report.notebook import html_table
 from dpscaffold.runs.history import HistoryRow, MetricValues
 from dpscaffold.runs.summary import Summary
@@ -82,8 +82,8 @@ class Result:
     def _told(self) -> list[tuple[str, Any]]:
         """The few values that represent a run."""
         metric = shown_metric(self.federation.target)
-        value, epsilon = self.final.metrics.get(metric), self.privacy.quoted_epsilon
-        whom = "ε given the draw" if self.privacy.quotes_ledger else "ε towards the server"
+        value, epsilon = self.final.metrics.get(metric), self.privacy.epsilon
+        whom = "ε given the draw" if self.privacy.quotes_given else "ε towards the server"
         return [
             ("algorithm", self.setting.label),
             ("data", self.federation.title),
@@ -95,7 +95,7 @@ class Result:
 
     def _repr_html_(self) -> str:
         rows = self._told()
-        rows.append(("privacy", self.privacy.quote))
+        rows.append(("privacy", line(self.privacy)))
         return html_table("Result", rows)
 
     def late(self, metric: str, fraction: float = 0.1) -> float | None:
@@ -196,7 +196,7 @@ def summarise(result: Result, model: str | None = None) -> Summary:
     return Summary(
         algorithm=result.setting.label,
         data=result.setting.roster.title,
-        simulated=result.privacy.simulated,
+        simulated=result.privacy.seeded,
         ended=result.ended,
         message=result.message,
         rounds=result.rounds,

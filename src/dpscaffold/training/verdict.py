@@ -14,7 +14,7 @@ import torch
 from dpscaffold.algorithms import scaffold_balanced
 from dpscaffold.federation.roster import FEW_USERS
 from dpscaffold.federation.schema import Target
-from dpscaffold.privacy.statement_types import Statement
+from dpscaffold.privacy.page import Statement
 from dpscaffold.runs.history import MetricValues
 from dpscaffold.setting import Setting
 from dpscaffold.setting.budgets import Epsilon
@@ -108,15 +108,16 @@ def cause(setting: Setting, statement: Statement, overshoots: bool, named: bool 
         why = next(iter(changes.values()))[1]
         why = why if named else why.partition(" (")[0]
         return f"{why}; {times:.2g} times less noise at the same ε: {options}"
-    return _cause_of_noise(setting, statement.tuning or "", overshoots)
+    return _cause_of_noise(setting, ", ".join(statement.planned), overshoots)
 
 
 def _kept(setting: Setting, statement: Statement) -> Epsilon | None:
     """ε towards the server, or that of each user where they have budgets of their own."""
-    if statement.by_user is None:
-        return statement.server.epsilon
+    run = setting.mechanism
+    if not statement.by_group or run is None or len(statement.parts) > 1:
+        return statement.towards("server").epsilon
     names = setting.roster.names or tuple(str(user) for user in range(setting.users))
-    return dict(zip(names, statement.by_user.epsilon, strict=True))
+    return {name: statement.by_group[run.place(user)] for user, name in enumerate(names)}
 
 
 def _cause_of_noise(setting: Setting, tuned: str, overshoots: bool) -> str:

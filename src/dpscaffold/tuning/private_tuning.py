@@ -23,10 +23,10 @@ from dpscaffold.data.loading import load_federation
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation, Records
 from dpscaffold.privacy import Cost, Mechanism, charged
+from dpscaffold.privacy.page import Statement
 from dpscaffold.privacy.preparation import left_open
-from dpscaffold.privacy.selected import SelectionCost, Trials, account
-from dpscaffold.privacy.statement import winner_statement
-from dpscaffold.privacy.statement_types import Statement
+from dpscaffold.privacy.selection import SelectionCost, Trials
+from dpscaffold.privacy.statement import of_winner
 from dpscaffold.runs.history import HistoryRow
 from dpscaffold.setting import Setting
 from dpscaffold.training.events import (
@@ -110,7 +110,7 @@ class PrivateTuningResult:
     def privacy_note(self) -> str:
         """What tuning cost, for statements and reports: one sentence for each adversary, and what
         stands outside them."""
-        said = self.privacy.sentence(self.tune.stopping_law)
+        said = self.privacy.sentence()
         return f"{said} Outside the guarantee: {' '.join(self.outside)}" if self.outside else said
 
     def best_tables(self) -> dict[str, Any]:
@@ -128,21 +128,20 @@ class PrivateTuningResult:
             "score": self.winner.score,
             "metric": self.compared.metric.name,
             "scored_on": self.scored_on,
-            "number_of_trials": str(self.tune.stopping_law),
-            "privacy": {**self.privacy.to_third_parties().to_json(), "outside": list(self.outside)},
+            "privacy": {**self.privacy.for_third_parties(), "outside": list(self.outside)},
         }
 
     def statement(self) -> Statement:
         """The privacy statement of the winner, as its model carries it; it needs one."""
         assert self.winner.run is not None
-        prepared = self.federation.roster.schema.preparation
-        given = self.privacy.to_third_parties()
-        return winner_statement(self.winner.run, given, prepared, self.outside)
+        run = replace(self.winner.run, delta=self.privacy.delta)
+        steps = self.federation.roster.schema.preparation
+        return of_winner(run, self.privacy.winner, steps, self.outside)
 
     def seen_by_server(self) -> dict[str, Any]:
         """Every trial and what they cost together, for the server's own records."""
         trials = [{"values": trial.values, "score": trial.score} for trial in self.trials]
-        privacy = {**self.privacy.to_server().to_json(), "outside": list(self.outside)}
+        privacy = {**self.privacy.for_server(), "outside": list(self.outside)}
         return {"trials": trials, "privacy": privacy}
 
 
@@ -171,7 +170,7 @@ def tune_privately(
     costs, unprotected = charged(prepared, runs[0])
     colluders = candidates[0].budget.colluders
     trials_run = Trials(tuple(runs), tuple(drawn), table.stopping_law, score, costs, colluders)
-    privacy = account(trials_run)
+    privacy = SelectionCost.of(trials_run)
     try:
         outcomes = _train([_fresh(candidates[p]) for p in drawn], trained, device, tell)
     except StopRequested as stopped:
@@ -219,7 +218,7 @@ def _candidate(setting: Setting) -> Setting:
             "tune.private is true, and a candidate trains without noise; give [privacy] a noise "
             "or an epsilon, and none of tune.grid 0",
         )
-    for name in ("user_epsilon", "target_epsilon", "max_participations"):
+    for name in ("user_epsilon", "target_epsilon"):
         limit = getattr(setting.budget, name)
         if limit is not None:
             raise BadInput(

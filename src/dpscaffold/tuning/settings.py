@@ -11,7 +11,6 @@ from dpscaffold.checks import choice
 from dpscaffold.config.table import ConfigTable
 from dpscaffold.data.config import DataSettings
 from dpscaffold.errors import BadInput
-from dpscaffold.privacy import PrivacyError
 from dpscaffold.privacy.selection import TrialCount
 
 #: Ten values of η₀, evenly spaced on a logarithmic scale.
@@ -134,5 +133,5 @@ class TuneSettings(ConfigTable):
         """The law of the number of private trials."""
         try:
             return TrialCount(self.trials)
-        except PrivacyError as error:
+        except BadInput as error:
             raise BadInput(error.code, f"tune.trials: {error}") from error

@@ -1,48 +1,53 @@
-"""Today's package, asked in neutral words. Where its API changes, this file changes, and no other
+"""Today's package, asked in neutral words. Where its API changes, this file changes and no other
 of the comparison.
 
 The functions take what ``frozen/*.json`` has under ``given`` and answer with the keys that it has
-under ``said``; a refusal is ``{"refused": code}``. It began as a copy of ``old_api.py``, which asks
-version 0.2.0 and stays.
+under ``said``; a refusal is ``{"refused": code}``.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from inspect import signature
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import tomli_w
 
 from dpscaffold import run as train_from
-from dpscaffold.cli.subject import Numbers, from_source
+from dpscaffold.cli.privacy import stated_of
 from dpscaffold.errors import BadInput
-from dpscaffold.privacy import Ledger, Mechanism, PrivacyError, describe, statement
-from dpscaffold.privacy.adding import ContinuedParts, statement_of_parts
-from dpscaffold.privacy.bound import no_guarantee
-from dpscaffold.privacy.bounds import (
-    CAP,
-    RANDOM_PARTICIPATION,
-    SECURE_CAP,
-    bound_for,
+from dpscaffold.privacy import (
+    ALONE,
+    Adversary,
+    Cost,
+    Facts,
+    Ledger,
+    Mechanism,
+    Part,
+    SecureSums,
+    Statement,
+    adversaries,
+    describe,
+    epsilon,
+    epsilons_by_group,
+    no_guarantee,
+    noise_seen,
+    state,
 )
-from dpscaffold.privacy.by_user import epsilons_by_group
-from dpscaffold.privacy.composition import RunPart, allowed_in_parts, together
-from dpscaffold.privacy.costs import Cost
-from dpscaffold.privacy.drawn import SeedKnowledge
-from dpscaffold.privacy.ledger import spent
-from dpscaffold.privacy.mechanism import SecureTerms
-from dpscaffold.privacy.statement_types import Statement
+from dpscaffold.privacy.accounting import group_steps, step_epsilon
+from dpscaffold.privacy.parts import allowed_in_parts, by_person, shared_draw
+from dpscaffold.privacy.seeds import SeedKnowledge
 from dpscaffold.runs.budget_file import BudgetFile, BudgetGrant, BudgetRound
 from dpscaffold.runs.ledger import read_account
 from frozen import statements
 
 Said = dict[str, Any]
+VIEWS = ("server", "third_party", "participant")
 
 
 def number(value: float | None) -> float | str | None:
@@ -52,71 +57,50 @@ def number(value: float | None) -> float | str | None:
     return float(value) if math.isfinite(value) else "infinite"
 
 
+def attempted(ask: Callable[[], Any]) -> Any:
+    """What was said, or the code of the refusal."""
+    try:
+        return ask()
+    except BadInput as error:
+        return {"refused": error.code}
+
+
 def mechanism(given: Mapping[str, Any]) -> Mechanism:
-    """The package's own description of a neutral one."""
+    """The package's own description of a neutral one; a cap of participations is one reason to
+    decline."""
     kinds = given["users"]
-    users = sum(kind["count"] for kind in kinds)
 
     def each(key: str) -> list[Any]:
         return [kind[key] for kind in kinds for _ in range(kind["count"])]
 
-    noise = each("noise")
+    noise, sums = each("noise"), given["secure_sums"]
     least = min(noise)
-    sums = given["secure_sums"]
-    said: Said = {
-        "rounds": given["rounds"],
-        "local_steps": given["local_steps"],
-        "users": users,
-        "cohort_size": given["cohort"],
-        "records": each("size"),
-        "batch_sizes": each("batch"),
-        "noise": least,
-        "clip": given["clip"],
-        "sampling": given["sampling"],
-        "unit": given["unit"],
-        "memory": given["memory"],
-        "one_sum": given["linear_uploads"],
-        "weighting": given["weighting"],
-        "delta": given["delta"],
-        "max_participations": given["most_participations"],
-        "may_decline": given["may_decline"],
-        "hidden_draw": given["draw_is_hidden"],
-        "declared_sizes": given["declared_sizes"],
-        "unproved_hooks": given["unproved"],
-        "query": {"gradients": "gradients", "bounded-sums": "sums"}[given["release"]],
-        "secure": SecureTerms(sums["colluders"], sums["least"]) if sums else None,
-        "voids": given["void_attempts"],
-        "louder": [one / least for one in noise] if least and len(set(noise)) > 1 else None,
-        "weights": each("weight") if given["weighting"] == "noise" else None,
-        "aggregation": given["server_mean"],
-    }
-    return describe(**known(said))
-
-
-#: What a description says where a field of it plays no part.
-WITHOUT: Said = {
-    "hidden_draw": False,
-    "aggregation": "mean",
-    "max_participations": None,
-    "may_decline": None,
-    "one_sum": False,
-    "unproved_hooks": [],
-    "query": "gradients",
-    "secure": None,
-    "voids": 0,
-    "louder": None,
-    "weights": None,
-    "declared_sizes": False,
-}
-
-
-def known(said: Said) -> Said:
-    """The fields that today's package has; one that it lacks must play no part."""
-    has = signature(describe).parameters
-    for name, value in said.items():
-        if name not in has and value != WITHOUT.get(name):
-            raise PrivacyError("not-expressible", f"{name}={value!r} cannot be described today")
-    return {name: value for name, value in said.items() if name in has}
+    capped = "most_participations" if given["most_participations"] is not None else None
+    return describe(
+        rounds=given["rounds"],
+        local_steps=given["local_steps"],
+        users=sum(kind["count"] for kind in kinds),
+        cohort_size=given["cohort"],
+        records=each("size"),
+        batch_sizes=each("batch"),
+        noise=least,
+        clip=given["clip"],
+        sampling=given["sampling"],
+        unit=given["unit"],
+        memory=given["memory"],
+        one_sum=given["linear_uploads"],
+        weighting=given["weighting"],
+        delta=given["delta"],
+        declines=given["may_decline"] or capped,
+        declared_sizes=given["declared_sizes"],
+        unproved_hooks=tuple(given["unproved"]),
+        query={"gradients": "gradients", "bounded-sums": "sums"}[given["release"]],
+        secure=SecureSums(sums["colluders"], sums["least"]) if sums else None,
+        extra=given["void_attempts"],
+        louder=[one / least for one in noise] if least and len(set(noise)) > 1 else None,
+        weights=each("weight") if given["weighting"] == "noise" else None,
+        aggregation=given["server_mean"],
+    )
 
 
 def prepared(given: Mapping[str, Any], sampling: str) -> tuple[Cost, ...]:
@@ -136,66 +120,61 @@ def prepared(given: Mapping[str, Any], sampling: str) -> tuple[Cost, ...]:
     return tuple(found)
 
 
-def attempted(ask: Callable[[], Any]) -> Any:
-    """What was said, or the code of the refusal."""
-    try:
-        return ask()
-    except PrivacyError as error:
-        return {"refused": error.code}
+def capped(run: Mechanism, given: Mapping[str, Any], who: Adversary, costs: Any) -> Any:
+    """ε if every user took part as often as it may."""
+    most = min(run.rounds, given["most_participations"] or run.rounds) + run.extra
+    return attempted(lambda: number(epsilon(run, who, times=most, costs=costs)))
 
 
 def of_mechanism(given: Mapping[str, Any]) -> Said:
-    """ε towards each adversary, by which bound, and what participations cost."""
+    """ε towards each adversary, and what participations cost."""
     run = attempted(lambda: mechanism(given))
     if isinstance(run, dict):
         return run
-    said: Said = {"stored": run.to_dict()}
+    if given["most_participations"] == 0:
+        return {"refused": "not-expressible"}
     if reason := no_guarantee(run):
-        return {**said, "refused": "no-guarantee", "reason": reason}
-    costs = prepared(given, run.sampling)
-    rounds, repeats = given["completed"], tuple(given["repeated_rounds"])
-    colluders = given["pooling_participants"]
-    for view in ("server", "third_party", "participant"):
-        bound = attempted(lambda view=view: bound_for(run, view, repeats, colluders))
-        if isinstance(bound, dict):
-            said[view] = bound
-            continue
-        said[f"{view}_by"] = bound.name
+        return {"refused": "no-guarantee", "reason": reason}
+    costs, rounds = prepared(given, run.sampling), given["completed"]
+    run = replace(run, extra=max(run.extra, sum(given["repeated_rounds"])))
+    known, said = adversaries(run), {}
+    try:
+        known = adversaries(run, given["pooling_participants"])
+    except BadInput as error:
+        said["participant"] = {"refused": error.code}
+        del known["participant"]
+    own = tuple(cost.if_others_collude for cost in costs)
+    for view, who in known.items():
+        paid = own if who == ALONE else costs
         said[view] = attempted(
-            lambda bound=bound: number(bound.epsilon(run, rounds, costs, repeats))
+            lambda who=who, paid=paid: number(epsilon(run, who, rounds, costs=paid))
         )
-    alone = tuple(cost.if_others_collude for cost in costs)
+    said["cap"] = capped(run, given, ALONE, costs)
     if run.secure is not None:
-        said["alone"] = attempted(
-            lambda: number(RANDOM_PARTICIPATION.epsilon(run, rounds, alone, repeats))
-        )
-        said["cap_in_sums"] = attempted(
-            lambda: number(SECURE_CAP.epsilon(run, None, costs, repeats))
-        )
-    said["cap"] = attempted(lambda: number(CAP.epsilon(run, None, costs, repeats)))
+        proved = noise_seen(run, known["server"]).not_more is None
+        said["cap_in_sums"] = {"refused": "own-noise-only"}
+        if proved:
+            said["cap_in_sums"] = capped(run, given, known["server"], costs)
     if len(run.groups) > 1:
-        server = bound_for(run, "server", repeats, colluders)
         said["by_kind_of_user"] = attempted(
-            lambda: [number(e) for e in epsilons_by_group(server, run, rounds, costs, repeats)]
+            lambda: [number(e) for e in epsilons_by_group(run, known["server"], rounds, costs)]
         )
     for times in given["participations"]:
-        said[f"given_{times}"] = attempted(
-            lambda times=times: [number(spent(run, times, group, costs)) for group in run.groups]
-        )
+        said[f"given_{times}"] = _spent(run, known["server"], times, costs)
         if run.secure is not None:
-            own = replace(run, secure=None)
-            said[f"alone_given_{times}"] = attempted(
-                lambda own=own, times=times: [
-                    number(spent(own, times, group, alone)) for group in own.groups
-                ]
-            )
+            said[f"alone_given_{times}"] = _spent(run, ALONE, times, own)
     return said
 
 
-VIEWS = ("server", "third_party", "participant")
+def _spent(run: Mechanism, who: Adversary, times: int, costs: tuple[Cost, ...]) -> Any:
+    """ε of each group's users, given that they took part this often."""
+    steps = group_steps(run, who)
+    return attempted(
+        lambda: [number(step_epsilon(run, who, step, None, times, costs)) for step in steps]
+    )
 
 
-def ledger_of(run: Mechanism, events: list[Said], budget: float | None, costs: Any) -> Ledger:
+def ledger_of(run: Mechanism, events: Any, budget: float | None, costs: Any = ()) -> Ledger:
     """Who took part, as the package counts it."""
     ledger = Ledger(run, budget, costs)
     for event in events:
@@ -228,17 +207,13 @@ def one_history(given: Mapping[str, Any]) -> Said:
         "allowed": attempted(lambda: ledger.allowed(given["asked"])),
     }
     if run.secure is not None:
-        alone = ledger.without_secure_sums()
-        said["alone_largest"] = attempted(lambda: number(alone.largest()))
-    for view in VIEWS:
+        said["alone_largest"] = attempted(lambda: number(ledger.largest(ALONE)))
+    released = replace(run, extra=ledger.released.extra)
+    for view, who in adversaries(run).items():
         said[view] = attempted(
-            lambda view=view: number(
-                bound_for(run, view, ledger.repeats).epsilon(
-                    run, ledger.rounds, costs, ledger.repeats
-                )
-            )
+            lambda who=who: number(epsilon(released, who, ledger.rounds, costs=costs))
         )
-    said["cap"] = attempted(lambda: number(CAP.epsilon(run, None, costs, ledger.repeats)))
+    said["cap"] = capped(released, given["mechanism"], ALONE, costs)
     return said
 
 
@@ -246,26 +221,36 @@ def parted_history(given: Mapping[str, Any]) -> Said:
     """A run that was given more rounds, or that continues another one."""
     runs = [mechanism(part["mechanism"]) for part in given["parts"]]
     costs = prepared(given["parts"][0]["mechanism"], runs[0].sampling)
-    ledgers = [
-        ledger_of(run, part["events"], given["user_epsilon"], ())
-        for run, part in zip(runs, given["parts"], strict=True)
-    ]
-    continued = None
-    if given["kind"] == "continued":
-        continued = ContinuedParts(tuple(map(tuple, given["people"])), given["cap"])
-    whole = statement_of_parts(
-        ledgers,
-        seed_public=given["seed_is_public"],
-        draw_given=given["draw_was_chosen"],
-        extra_costs=costs,
-        groups=(10,),
-        continued=continued,
-    )
-    said = numbers_of(whole)
-    if continued is None:
-        said["allowed"] = attempted(
-            lambda: allowed_in_parts(ledgers, len(ledgers) - 1, costs, given["asked"])
+    continued = given["kind"] == "continued"
+    parts = []
+    for place, (run, part) in enumerate(zip(runs, given["parts"], strict=True)):
+        ledger = ledger_of(run, part["events"], given["user_epsilon"])
+        people = tuple(given["people"][place]) if continued else ()
+        paid = () if place else costs
+        parts.append(
+            Part(ledger.run, ledger.rounds, ledger, paid, data="x", source="x", people=people)
         )
+    facts = Facts(
+        seeded=given["seed_is_public"],
+        draw_given=given["draw_was_chosen"],
+        cap=given["cap"] if continued else 0,
+    )
+    said = numbers_of(state(parts, facts))
+    if "refused" in said:
+        return said
+    begun = [k for k, part in enumerate(parts) if k == 0 or part.rounds]
+    if "by_group" in said:
+        groups = said.pop("by_group")
+        said["by_user"] = [groups[runs[-1].place(user)] for user in range(runs[-1].users)]
+    each = [parts[k].charged().participations for k in begun]
+    people = [given["people"][k] for k in begun] if continued else ()
+    counts = np.bincount(by_person(each, people))
+    said["users_by_participations"] = {str(n): int(counts[n]) for n in np.flatnonzero(counts)}
+    planned = (epsilon(p.run, p.against("server"), costs=p.costs) for p in parts if p.rounds)
+    said["as_planned"] = number(math.fsum(planned))
+    if not continued:
+        asked = given["asked"]
+        said["allowed"] = attempted(lambda: allowed_in_parts(parts, len(parts) - 1, asked))
     return said
 
 
@@ -274,56 +259,51 @@ def numbers_of(whole: Statement) -> Said:
     said: Said = {"delta": whole.delta}
     if not whole.guarantee:
         return {"refused": "no-guarantee", "reason": whole.reason}
-    for view in (*VIEWS, "alone"):
-        if view == "alone" and whole.alone is None:
-            continue
-        towards = whole.towards(view)
-        said[view] = number(towards.epsilon)
-        said[f"{view}_given_the_draw"] = number(towards.ledger)
-        said[f"{view}_replace_one"] = number(towards.replace_one)
-        said[f"{view}_by"] = towards.bound
-    if whole.ledger is not None:
-        said["given_the_draw"] = number(whole.ledger.epsilon)
-        said["users_by_participations"] = {
-            str(times): users for times, users in (whole.ledger.participations or {}).items()
-        }
-    if whole.planned is not None:
-        said["as_planned"] = number(whole.planned.epsilon)
-    if whole.by_user is not None:
-        said["by_user"] = [number(one) for one in whole.by_user.epsilon]
-    said["quoted"] = number(whole.quoted_epsilon)
-    said["quoted_towards"] = whole.quoted.towards if whole.quoted else None
-    said["cap"] = next((number(row.epsilon) for row in whole.bounds if row.name == "cap"), None)
+    for one in whole.guarantees:
+        name = one.adversary
+        said[name] = number(one.epsilon)
+        said[f"{name}_given_the_draw"] = number(one.given)
+        relation = whole.run.relation if whole.run else ""
+        replaced = one.epsilon if relation == "replace-one" else one.replace_one
+        said[f"{name}_replace_one"] = number(replaced)
+    server = whole.towards("server")
+    said["given_the_draw"] = number(server.given)
+    if whole.by_group and whole.run is not None:
+        said["by_group"] = list(whole.by_group)
+    said["quoted"] = number(whole.epsilon)
+    said["quoted_towards"] = "everybody" if whole.quotes_given else "server"
     return said
 
 
 def several_runs(given: Mapping[str, Any]) -> Said:
     """Several runs over the same records."""
-    runs = []
+    parts = []
     for place, one in enumerate(given["runs"]):
         run = mechanism(one["mechanism"])
-        ledger = ledger_of(run, one["events"], None, ())
-        bounds = {view: bound_for(run, view, ledger.repeats) for view in VIEWS}
-        runs.append(
-            RunPart(
-                f"run {place}",
+        ledger = ledger_of(run, one["events"], None)
+        parts.append(
+            Part(
                 run,
                 ledger.rounds,
-                bounds,
                 ledger,
                 prepared(one["mechanism"], run.sampling),
+                f"run {place}",
                 one["secret"],
                 SeedKnowledge(**one["seed"]),
                 "the records" if given["same_records"] else None,
             )
         )
-    joint = together(runs, given["fixed_in_advance"], groups=(10,))
-    return {
-        "delta": joint.delta,
-        **{view: number(value) for view, value in joint.epsilon.items()},
-        "quoted_towards": joint.quoted,
-        "draws_are_shared": joint.reason is not None,
-    }
+    chosen = any(part.secret and part.drawn.given for part in parts)
+    facts = Facts(draw_given=chosen, fixed_in_advance=given["fixed_in_advance"])
+    whole = state(parts, facts)
+    said: Said = {"delta": sum(part.run.delta for part in parts)}
+    for view in VIEWS:
+        said[view] = number(whole.towards(view).epsilon)
+    said["ledger"] = number(whole.towards("server").given)
+    towards = "ledger" if whole.quotes_given else "server"
+    said["quoted_towards"] = towards if whole.guarantee else None
+    said["draws_are_shared"] = whole.reason is not None or shared_draw(parts) is not None
+    return said
 
 
 def shared_budget(given: Mapping[str, Any]) -> Said:
@@ -352,6 +332,20 @@ def _step(file: BudgetFile, step: Said) -> str:
     return "granted"
 
 
+#: The names that version 0.2.0's caveats have, by the codes of today's statements.
+CAVEATS = {
+    "metrics": "metrics",
+    "tuning": "tuning",
+    "seed": "seed-is-public",
+    "blind": "stopping",
+    "single-uploads": "single-uploads",
+    "simulated-sums": "simulated-sums",
+    "large-delta": "large-delta",
+    "allowed": "released-all-the-same",
+    "preparation": "preparation",
+}
+
+
 def of_statement(given: Mapping[str, Any]) -> Said:
     """The statement of a configuration: of its plan, or of the runs of its steps."""
     with TemporaryDirectory() as folder:
@@ -364,30 +358,27 @@ def of_statement(given: Mapping[str, Any]) -> Said:
             whole = stated(config, given["steps"], Path(folder))
         except BadInput as error:
             return {"refused": error.code, "reason": str(error).replace(folder, "{folder}")}
-        except PrivacyError as error:
-            return {"refused": error.code, "reason": str(error)}
-        said = {"simulated": whole.simulated, "rounds": whole.rounds, **numbers_of(whole)}
+        said = {"simulated": whole.seeded, "rounds": whole.rounds, **numbers_of(whole)}
         if given["budget"]:
             spent_of_file = BudgetFile(Path(folder, "budget.jsonl")).read().spent
             said["reserved_epsilon"], said["reserved_delta"] = spent_of_file
-    if whole.mechanism is not None:
-        said["neighbours"] = whole.mechanism.relation
-        said["noise"] = whole.mechanism.noise
-    said["caveats"] = sorted({statements.caveat(sentence) for sentence in whole.outside})
-    said["sentences"] = list(whole.outside)
+    if whole.run is not None:
+        said["neighbours"] = whole.run.relation
+    open_ends = (*whole.outside, *whole.needs)
+    said["caveats"] = sorted({CAVEATS.get(code, code) for code, _ in open_ends})
     said["preparation"] = [step.protection for step in whole.preparation]
     return said
 
 
-def stated(config: Said, steps: list[Said], folder: Path) -> Statement:
+def stated(config: Said, steps: Sequence[Said], folder: Path) -> Statement:
     """What a plan promises, or what the folder of a run says after the last step."""
     if not steps:
         path = folder / "plan.toml"
         path.write_text(tomli_w.dumps(config), encoding="utf-8")
-        return from_source(path, Numbers(), None).statement()
+        return stated_of(path)
     out = folder / "run"
     for place, changes in enumerate(steps):
         train_from(config, changes, out=out, resume=place > 0)
     if "privacy" not in config:
-        return statement(None)
+        return state(())
     return read_account(out).statement()

@@ -16,8 +16,8 @@ from dpscaffold.data.tables.dialect import AUTO, found_in
 from dpscaffold.data.tables.source import listed_by_value
 from dpscaffold.federation.roster import FEW_USERS
 from dpscaffold.federation.schema import Kind, Target
-from dpscaffold.privacy.gaussian import gaussian_epsilon, gaussian_multiplier
-from dpscaffold.privacy.showing import round_up
+from dpscaffold.privacy.numbers import round_up
+from dpscaffold.privacy.solve import gaussian_epsilon, gaussian_multiplier
 
 #: Rows are cut to this norm at most. A larger one leaves more of the noise to the bias and less to
 #: the weights of features, and the bias is learnt more slowly.

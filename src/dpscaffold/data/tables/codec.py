@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 
 
 #: What a statement repeats where nobody said beforehand which classes there are.
-LABELS_READ = "The list of labels was read from the data: outside the guarantee."
+#: How many columns a statement names in one sentence.
+MOST_NAMED = 3
+LABELS_READ = "The list of labels was read from the data."
 #: How a file says that one of several labels holds, or does not.
 HOLDS = {"1": True, "1.0": True, "true": True, "0": False, "0.0": False, "false": False}
 
@@ -184,11 +186,11 @@ class Coding:
     def sentence(self) -> str:
         """What was done, for people."""
         if self.read_off:
-            names = " and ".join(f"'{name}'" for name in self.read_off)
-            return (
-                f"The categories of column{'s' if len(self.read_off) > 1 else ''} {names} were "
-                f"read from the data: outside the guarantee."
-            )
+            names = " and ".join(f"'{name}'" for name in self.read_off[:MOST_NAMED])
+            left = len(self.read_off) - MOST_NAMED
+            more = f" and {left} more" if left > 0 else ""
+            several = "s" if len(self.read_off) > 1 else ""
+            return f"The categories of column{several} {names}{more} were read from the data."
         if self.categories:
             return "Columns were coded by categories given beforehand (no private record was read)."
         return "Columns were read as numbers, record by record (no fit)."

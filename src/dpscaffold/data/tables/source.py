@@ -280,10 +280,8 @@ _LABELS = Remark(LABELS_READ, "unprotected", remedy='classes = ["…", "…"]')
 
 #: A record that maps to nothing changes R_i, which neighbours of every kind leave as it is.
 LEFT_OUT = (
-    "Records with missing values were left out (data.missing = 'drop'), so how many records a user "
-    "has tells how many of its records were complete: whether a record is complete is outside the "
-    "guarantee, which is for the values of complete ones, and so is what the number of records "
-    "decides (batches, divisors, the noise)."
+    "Records with missing values were left out: whether a record is complete, and what the number "
+    "of complete ones decides (batches, divisors, noise)."
 )
 
 
@@ -296,7 +294,7 @@ def remark_on_guesses(dialect: Dialect, files: Sequence[TableFile]) -> Remark | 
     keys = " and ".join(f"data.{name}" for name in guessed)
     said = (
         f"How the files are written was guessed from their records ({keys} = 'auto'), so one "
-        f"record can change how all others are read: outside the guarantee."
+        f"record can change how all others are read."
     )
     lines = []
     for name in guessed:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dpscaffold.deployment.observe.endpoint import HTML, JSON, TEXT, Page
 from dpscaffold.deployment.observe.status import ServerStatus, SiteRow, read_server_status
-from dpscaffold.privacy.showing import round_up
+from dpscaffold.privacy.numbers import round_up
 
 _PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>dpscaffold: {phase}</title>

@@ -14,7 +14,7 @@ from dpscaffold.deployment.site.approval import listed, requests_in
 from dpscaffold.deployment.site.file import read_site_file
 from dpscaffold.deployment.site.operation import ledger_of, status_of
 from dpscaffold.errors import BadInput
-from dpscaffold.privacy.showing import round_up
+from dpscaffold.privacy.numbers import round_up
 from dpscaffold.runs.earlier import CONTINUED
 from dpscaffold.runs.folder import RunFolder
 

@@ -1,5 +1,4 @@
 from .certificates import check_certificate as check_certificate
-from .certificates import expiry_warnings as expiry_warnings
 from .edges import host_and_port as host_and_port
 from .edges import is_loopback as is_loopback
 from .edges import read_toml as read_toml
@@ -9,7 +8,6 @@ from .invitations import Invitation as Invitation
 from .invitations import provision as provision
 from .invitations import read_federation as read_federation
 from .invitations import read_invitation as read_invitation
-from .invitations import renew as renew
 from .keys import make_node_key as make_node_key
 from .keys import make_signing_key as make_signing_key
 from .keys import open_to_others as open_to_others
@@ -22,3 +20,7 @@ from .members import admit as admit
 from .members import read_member as read_member
 from .members import remove as remove
 from .members import roster as roster
+from .renewal import accept_renewal as accept_renewal
+from .renewal import expiry_warnings as expiry_warnings
+from .renewal import read_renewal as read_renewal
+from .renewal import renew as renew

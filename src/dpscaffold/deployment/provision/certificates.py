@@ -18,22 +18,23 @@ from dpscaffold.errors import BadInput
 _DAY = datetime.timedelta(days=1)
 #: Certificates that end within this many days are warned of.
 WARNED_DAYS = 60
-#: How long the authority's certificate is valid.
-AUTHORITY_DAYS = 3700
 
 
-def make_ca(folder: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
-    """The authority's key and certificate. Sites pin it, so it outlives many of the server's."""
-    key = ec.generate_private_key(ec.SECP384R1())
+def make_ca(
+    folder: Path, days: int, kept: ec.EllipticCurvePrivateKey | None = None
+) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
+    """The authority's certificate, with a new key or with the one that is ``kept``."""
+    key = kept or ec.generate_private_key(ec.SECP384R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "dpscaffold federation")])
     certificate = (
-        _begun(name, name, key.public_key(), AUTHORITY_DAYS)
+        _begun(name, name, key.public_key(), days)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_signs_certificates(), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA384())
     )
-    write_secret(folder / "ca.key", private_pem(key))
+    if kept is None:
+        write_secret(folder / "ca.key", private_pem(key))
     (folder / "ca.crt").write_bytes(certificate.public_bytes(PEM))
     return key, certificate
 
@@ -111,8 +112,8 @@ def check_certificate(path: Path) -> x509.Certificate:
     if certificate.not_valid_after_utc < datetime.datetime.now(datetime.UTC):
         raise BadInput(
             "certificate-expired",
-            f"{path} expired on {certificate.not_valid_after_utc:%Y-%m-%d}; the federation's "
-            f"operator renews it",
+            f"{path} expired on {certificate.not_valid_after_utc:%Y-%m-%d}; renew it with "
+            f"dpscaffold provision renew",
         )
     return certificate
 
@@ -138,9 +139,3 @@ def days_left(path: Path) -> int | None:
     ends = certificate_in(path.read_bytes(), path).not_valid_after_utc
     left = (ends - datetime.datetime.now(datetime.UTC)) // _DAY
     return max(0, left) if left <= WARNED_DAYS else None
-
-
-def expiry_warnings(paths: list[Path], remedy: str) -> list[str]:
-    """A sentence for each certificate that ends within sixty days."""
-    found = [(path, days_left(path)) for path in paths if path.exists()]
-    return [f"{path} ends in {left} days; {remedy}" for path, left in found if left is not None]

@@ -9,18 +9,12 @@ from pathlib import Path
 
 import tomli_w
 from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric import ec
 
 from dpscaffold.atomic import put_in_place, write_text
 from dpscaffold.deployment.protocol.messages import canonical, checked_public, fingerprint
-from dpscaffold.deployment.provision.certificates import (
-    check_certificate,
-    make_ca,
-    make_certificate,
-    names_in,
-)
+from dpscaffold.deployment.provision.certificates import make_ca, make_certificate
 from dpscaffold.deployment.provision.edges import host_and_port, read_toml, site_name
-from dpscaffold.deployment.provision.keys import make_signing_key, read_private_key, write_secret
+from dpscaffold.deployment.provision.keys import make_signing_key, write_secret
 from dpscaffold.errors import BadInput, nearest
 
 
@@ -36,8 +30,8 @@ class FederationFile:
             "south"]``
         hosts: Further names and addresses in the server's certificate. Value: a list of strings.
             Example: ``["10.0.0.5"]``
-        days: The number of days for which the server's certificate is valid. Value: an integer from
-            1 to 3650. Example: ``365``
+        days: The number of days for which the certificates are valid. Value: an integer from 1
+            to 3650. Example: ``365``
     """
 
     address: str
@@ -119,7 +113,7 @@ def provision(federation: FederationFile, out: Path) -> list[Path]:
     host, _ = host_and_port("address", federation.address)
     shutil.rmtree(server, ignore_errors=True)
     server.mkdir(parents=True, mode=0o700)
-    ca_key, ca = make_ca(server)
+    ca_key, ca = make_ca(server, federation.days)
     make_certificate(server, ca_key, ca, (host, *federation.hosts), federation.days)
     coordinator = make_signing_key(server / "coordinator.key")
     write_secret(server / "superexec.secret", secrets.token_hex(32).encode())
@@ -133,31 +127,6 @@ def provision(federation: FederationFile, out: Path) -> list[Path]:
         invitations.append(path)
     put_in_place(server, finished)
     return invitations
-
-
-def renew(server: Path, days: int) -> None:
-    """Give the server a new key and certificate of the same authority, so that no site has anything
-    to do.
-
-    The two files are replaced one after the other; cut short between them, the same command
-    finishes it.
-    """
-    if not (server / "ca.key").exists():
-        raise BadInput(
-            "not-provisioned",
-            f"{server} holds no ca.key; run dpscaffold provision first, or bring the key back",
-        )
-    ca_key = read_private_key(server / "ca.key")
-    if not isinstance(ca_key, ec.EllipticCurvePrivateKey):
-        raise BadInput("wrong-key-kind", f"{server / 'ca.key'} holds another kind of key")
-    ca = check_certificate(server / "ca.crt")
-    draft = server / ".renewal"
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir(mode=0o700)
-    make_certificate(draft, ca_key, ca, names_in(server / "server.crt"), days)
-    for name in ("server.key", "server.crt"):
-        (draft / name).replace(server / name)
-    draft.rmdir()
 
 
 def read_invitation(path: Path) -> Invitation:

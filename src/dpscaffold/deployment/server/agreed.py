@@ -16,16 +16,13 @@ from dpscaffold.federation.roster import Roster
 from dpscaffold.federation.schema import Schema
 from dpscaffold.models.model import Model
 from dpscaffold.models.trained import Origin
-from dpscaffold.privacy.statement_types import Statement
+from dpscaffold.privacy.page import Statement
+from dpscaffold.privacy.seeds import Seed
 from dpscaffold.setting import Setting
 from dpscaffold.setting.budget import Budget
-from dpscaffold.setting.seeds import Seed
 from dpscaffold.tasks import Task
 from dpscaffold.tasks.metrics import METRICS
 from dpscaffold.tasks.ridge import RidgeSums
-
-#: Why a site that is drawn may not take part.
-ABSENT = "a site may decline or stay away"
 
 #: What a model scores on public test data.
 Scorer = Callable[[Tensor], dict[str, float]]

@@ -10,8 +10,14 @@ where ζ is standard normal and ‖ζ‖ ≤ √P + √(2t) but for a chance of 
 Everything in it is known to the server, so refusing a larger upload tells nobody anything, and
 what is done with uploads costs no ε.
 
-The uploads of users who step on models of their own have no such bound: nobody else knows where
-they are.
+A mean-regularised user steps on a model of its own, w ← w − η(g_k + ρ(w − x)) with its pull ρ and
+g_k = H_k + λw + ξ_k, and uploads what the base algorithm makes of the mean of all g_k; the pull is
+not in it. Where η(λ + ρ) ≤ 1 a step is a weighted mean of w, of x and of −(H_k + ξ_k)/λ, so with
+X the largest ‖x‖ that was ever sent, and all ‖ξ_k‖ ≤ n,
+
+    λ‖w‖ ≤ max(λX, C + n),  ‖mean g_k‖ ≤ C + max(λX, C + n) + n/√K.
+
+The server never sees w, and needs not. Without λ nothing of it is left but C + n/√K.
 """
 
 from __future__ import annotations
@@ -32,7 +38,8 @@ from dpscaffold.algorithms import (
     Slots,
     Upload,
 )
-from dpscaffold.algorithms.affine import affine
+from dpscaffold.algorithms.affine import FAST_FIELDS, affine
+from dpscaffold.algorithms.mean_regularised import FIRST, CommonMove, Pulled, own_start
 from dpscaffold.setting import Setting
 
 #: The chance that any upload of a run in which all are honest is refused.
@@ -70,16 +77,19 @@ def upload_bounds(
     phase: Algorithm,
     broadcast: Broadcast,
     slots: Mapping[int, Slots],
+    farthest: float | None = None,
 ) -> dict[int, Mapping[str, float] | None]:
     """The largest norm of each vector of an honest upload, by the names that uploads have, for each
     user; None where none is known: without privacy, with a clip bound computed from the batch, and
-    for algorithms whose steps are not known or start from private memory.
+    for algorithms whose steps are not known.
 
     Args:
         setting: The run.
         phase: What the algorithm does in this round.
         broadcast: What the participants were sent.
         slots: What the server knows of the users' memories by their numbers, (1, P) each.
+        farthest: The largest norm of the parameters that were ever sent in this run, if it is
+            known. Users with a model of their own may still be where they were sent then.
     """
     known = setting.known(tuple(slots), broadcast.round)
     shared = {name: value[None] for name, value in broadcast.shared.items()}
@@ -87,7 +97,7 @@ def upload_bounds(
     bounds: dict[int, Mapping[str, float] | None] = {}
     for place, (user, memory) in enumerate(slots.items()):
         at = Participant(sent, memory, _of_one(known, place))
-        bounds[user] = _bounds_of_user(setting, phase, at, user)
+        bounds[user] = _bounds_of_user(setting, phase, at, user, farthest)
     return bounds
 
 
@@ -101,11 +111,13 @@ def _of_one(known: Known, place: int) -> Known:
 
 
 def _bounds_of_user(
-    setting: Setting, phase: Algorithm, at: Participant, user: int
+    setting: Setting, phase: Algorithm, at: Participant, user: int, farthest: float | None
 ) -> dict[str, float] | None:
     norms = _norms(setting, at, user, phase)
-    if norms is None or phase.private:
+    if norms is None:
         return None
+    if phase.private:
+        return _of_own_models(setting, phase, at, norms, farthest)
     reach = _reach(setting, phase, at, norms)
     return None if reach is None else _bounds(setting, phase, at, reach)
 
@@ -180,6 +192,74 @@ def _reach(setting: Setting, phase: Algorithm, at: Participant, norms: _Norms) -
     farthest = move * max(1.0, rate**norms.steps)
     gradient = at_x + decay * farthest + norms.noise / math.sqrt(norms.steps)
     return _Reach(move, gradient)
+
+
+def _of_own_models(
+    setting: Setting, phase: Algorithm, at: Participant, norms: _Norms, farthest: float | None
+) -> dict[str, float] | None:
+    """The bounds where a user steps on a model of its own, which the server does not know."""
+    base = _base_of(phase)
+    decayed = _decayed(setting, phase, at, norms, farthest)
+    if base is None or decayed is None:
+        return None
+    gradient = norms.clipped + decayed + norms.noise / math.sqrt(norms.steps)
+    bounds = _bounds(setting, base, at, _Reach(0.0, gradient))
+    if phase.direction == Pulled("auto"):
+        first = float(at.broadcast.round == 1)
+        spread = float(torch.as_tensor(at.known.spread)) ** 2 * norms.steps
+        most = {
+            "first_square": bounds["params"] ** 2,
+            "first_noise": norms.size**2 * spread * at.broadcast.params.numel(),
+            "first_spread": spread,
+            "first_count": 1.0,
+        }
+        told = {name: first * most[name] for name in FIRST if name in most}
+        bounds |= {f"totals.{name}": _SLACK * value + 1e-6 for name, value in told.items()}
+    return bounds
+
+
+def _decayed(
+    setting: Setting, phase: Algorithm, at: Participant, norms: _Norms, farthest: float | None
+) -> float | None:
+    """The largest λ‖w‖; None where it is not known how far w may be."""
+    decay, direction = setting.plan.regularisation, phase.direction
+    if not decay:
+        return 0.0
+    if farthest is None or not isinstance(direction, Pulled):
+        return None
+    largest = setting.plan.step_size  # no schedule ever goes above it
+    size = norms.size if direction.strength == "auto" else largest
+    pull = float(torch.as_tensor(direction.pull(at)))
+    if not largest * decay + size * pull <= 1:
+        return None
+    return max(decay * farthest, norms.clipped + norms.noise)
+
+
+def _base_of(phase: Algorithm) -> Algorithm | None:
+    """What a mean-regularised algorithm uploads, as an algorithm whose ``finish`` needs the mean
+    gradient alone; None for any other with private memory."""
+    finish, direction = phase.finish, phase.direction
+    pulled = type(direction) is Pulled and phase.begin_at is own_start
+    if not pulled or type(finish) is not CommonMove:
+        return None
+    assert isinstance(finish, CommonMove)
+    if phase.in_use_beyond((*FAST_FIELDS, "begin_at")):
+        return None
+    move = _BaseMove(finish)
+    return Algorithm(phase.name, direction, move, phase.update, mirrored=phase.mirrored)
+
+
+@dataclass(frozen=True)
+class _BaseMove:
+    """The upload of :class:`CommonMove`, without what it keeps."""
+
+    move: CommonMove
+
+    def __call__(self, local: Local, at: Participant) -> tuple[Upload, Slots]:
+        x, known = at.broadcast.params, at.known
+        way = self.move.direction(local.mean_gradient, x, at)
+        moved = known.step_size * known.steps * way
+        return self.move.finish(Local(x - moved, local.mean_gradient), at)
 
 
 def _crowd(setting: Setting, user: int, t: float) -> float:

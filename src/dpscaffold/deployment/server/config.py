@@ -193,12 +193,12 @@ class ServerConfiguration(ConfigTable):
 
     def budget(self) -> Budget:
         """The server's own limits; in a deployed run anybody may stay away."""
-        from dpscaffold.deployment.server.agreed import ABSENT
+        from dpscaffold.runs.ledger import MAY_STAY_AWAY
 
         if self.privacy is None:
             return Budget()
         given = self.privacy.budget
-        return replace(given, absent=ABSENT)
+        return replace(given, absent=MAY_STAY_AWAY)
 
     def scorer(self, folder: Path, rows: SchemaSettings | None = None) -> Scorer | None:
         """What scores a model on the public test data, if there are any; None while steps of the

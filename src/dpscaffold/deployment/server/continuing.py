@@ -199,7 +199,6 @@ def refuse_others(offer: Offer, budget: Budget) -> None:
     limits = {
         "target_epsilon": budget.target_epsilon,
         "user_epsilon": budget.user_epsilon,
-        "max_participations": budget.max_participations,
         "budget_file": budget.file,
     }
     set_limits = [f"privacy.{name}" for name, value in limits.items() if value is not None]

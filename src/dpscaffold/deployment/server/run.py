@@ -43,7 +43,8 @@ from dpscaffold.engines import State
 from dpscaffold.engines.rounds import FinishedRound
 from dpscaffold.errors import BadInput
 from dpscaffold.models.storage import WITHIN
-from dpscaffold.privacy.statement_types import Statement
+from dpscaffold.privacy.page import Statement
+from dpscaffold.privacy.seeds import Seed
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.runs.checkpoint import Checkpoint
 from dpscaffold.runs.folder import Identity, RunFolder
@@ -52,7 +53,6 @@ from dpscaffold.runs.summary import Summary
 from dpscaffold.runs.written import to_toml
 from dpscaffold.setting import Setting
 from dpscaffold.setting.budget import Budget
-from dpscaffold.setting.seeds import Seed
 from dpscaffold.training.driver import Ending, RunDriver
 
 #: Told what happens, one sentence at a time; and after every round, its row.

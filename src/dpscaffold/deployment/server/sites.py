@@ -95,6 +95,8 @@ class Sites:
         self._wanted: dict[str, int] = {}
         self._round: tuple[Algorithm, Broadcast] | None = None
         self._slots: dict[int, Slots] = {}
+        #: The largest norm of parameters that were sent; None where it is not known of all rounds.
+        self._farthest: float | None = 0.0
 
     def gather(self, phase: Algorithm, broadcast: Broadcast, draw: Draw) -> RoundUploads:
         """One round at those who take part; void, and asked again, where too few answer."""
@@ -104,6 +106,8 @@ class Sites:
         self._wanted = upload_lengths(phase, self.setting.task.parameters)
         self._round = (phase, broadcast)
         self._slots = {user: self.memories.look(user) for user in draw.active.tolist()}
+        if self._farthest is not None:
+            self._farthest = max(self._farthest, float(broadcast.params.norm()))
         names = {self.enrolled.names[user]: user for user in draw.active.tolist()}
         vectors, tally = broadcast_vectors(broadcast), RoundTally()
         while True:
@@ -197,7 +201,7 @@ class Sites:
         assert self._round is not None
         users = {name: self.enrolled.names.index(name) for name in names}
         slots = {user: self._slots[user] for user in users.values()}
-        found = upload_bounds(self.setting, *self._round, slots)
+        found = upload_bounds(self.setting, *self._round, slots, self._farthest)
         return {name: found[user] or {} for name, user in users.items()}
 
     def _apply(
@@ -262,6 +266,7 @@ class Sites:
             "totals": dict(self.post.totals),
             "heads": {n: [dict(vars(h)) for h in heads] for n, heads in self.post.heads.items()},
             "restore": sorted(self._restore),
+            "farthest": self._farthest,
             "mirror": self.memories.to_dict(),
         }
 
@@ -270,6 +275,7 @@ class Sites:
         self.acknowledged = dict(saved["acknowledged"])
         self._applied = {}
         self._restore = set(saved["restore"])
+        self._farthest = saved.get("farthest")
         for known, key in ((self.post.seen, "seen"), (self.post.totals, "totals")):
             for name, count in saved[key].items():
                 known[name] = max(count, known.get(name, 0))

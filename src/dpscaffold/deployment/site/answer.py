@@ -594,8 +594,8 @@ class Site:
         facts = (work.records, work.batch, granted.delta, work.declared)
         if granted.epsilon > epsilon * slack:
             run = terms.run(*facts)
-            cap = participations_within(run, run.groups[0], epsilon, cap)
+            cap = participations_within(run, epsilon, cap)
         if granted.epsilon_alone is not None and granted.epsilon_alone > left.alone * slack:
             run = terms.run_alone(*facts)
-            cap = participations_within(run, run.groups[0], left.alone, cap)
+            cap = participations_within(run, left.alone, cap)
         return cap

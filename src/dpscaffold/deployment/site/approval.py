@@ -25,7 +25,7 @@ from dpscaffold.deployment.site.asked import SiteWork
 from dpscaffold.deployment.site.audit import AuditLog, now
 from dpscaffold.deployment.site.file import Approval, RemainingBudget, SiteGrant, Terms
 from dpscaffold.errors import BadInput
-from dpscaffold.privacy.showing import digits_up, round_up
+from dpscaffold.privacy.numbers import digits_up, round_up
 
 FOLDER = "requests"
 #: No more requests wait for a decision at a time; a server that sends more has to wait.
@@ -99,8 +99,6 @@ class RunRequest:
             values = {"continues": "", **json.loads(path.read_bytes())}
             if set(values) != {field.name for field in fields(cls)}:
                 raise ValueError("its keys are not those of a request")
-            if values["run"] != path.stem:
-                raise ValueError(f"it is of the run {values['run']!r:.80}")
             lists = {name: tuple(values[name]) for name in ("columns", "classes", "members")}
             return cls(**(values | lists))
         except FileNotFoundError:
@@ -164,14 +162,10 @@ class Requests:
         """The request of a run; ``run`` was checked to be an id."""
         return RunRequest.read(self._path(run))
 
-    def runs(self) -> list[str]:
-        """The runs of all requests, by their files' names."""
-        paths = sorted((self.state / FOLDER).glob("*.json"))
-        return [path.stem for path in paths if "." not in path.stem]
-
     def all(self) -> list[RunRequest]:
         """All requests, in the order in which they came."""
-        found = map(self.find, self.runs())
+        paths = sorted((self.state / FOLDER).glob("*.json"))
+        found = [RunRequest.read(path) for path in paths if "." not in path.stem]
         return sorted((one for one in found if one), key=lambda one: (one.asked, one.run))
 
     def check(self, run: str, approval: Approval, new: bool) -> None:
@@ -254,24 +248,16 @@ def requests_in(state: Path) -> Requests:
 
 
 def chosen(requests: Requests, run: str) -> RunRequest:
-    """The request that an operator means: a run's id, or the beginning of one. No other request is
-    read: one that is damaged must not keep people from deciding on the rest."""
-    runs = requests.runs()
-    found = [one for one in runs if one.startswith(run)] if run else []
+    """The request that an operator means: a run's id, or the beginning of one."""
+    found = [one for one in listed(requests) if one.run.startswith(run)] if run else []
     if len(found) != 1:
-        known = ", ".join(one[:8] for one in runs) or "none"
+        known = ", ".join(one.run[:8] for one in listed(requests)) or "none"
         raise BadInput(
             "unknown-request",
             f"RUN is {run!r}, which is the beginning of {len(found)} requests; the site has these: "
             f"{known}",
         )
-    try:
-        request = requests.find(found[0])
-    except Refused as no:
-        raise BadInput("state-damaged", f"the request cannot be read: {no.detail}") from no
-    if request is None:
-        raise BadInput("unknown-request", f"the request {found[0]} was removed just now")
-    return request
+    return found[0]
 
 
 def decide(state: Path, request: RunRequest, decision: Decision) -> RunRequest:

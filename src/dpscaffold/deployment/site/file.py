@@ -19,10 +19,11 @@ from dpscaffold.data.sentences import mistake_of
 from dpscaffold.deployment.protocol.messages import Refused, checked_public
 from dpscaffold.deployment.provision import host_and_port, read_toml, site_name
 from dpscaffold.errors import BadInput
-from dpscaffold.privacy import Mechanism, PrivacyError, no_guarantee
-from dpscaffold.privacy.ledger import participations_within, spent
+from dpscaffold.privacy import Mechanism, no_guarantee, unproved
+from dpscaffold.privacy.accounting import spent
+from dpscaffold.privacy.ledger import participations_within
 from dpscaffold.privacy.mechanism import Query, Unit, Weighting
-from dpscaffold.privacy.showing import round_up
+from dpscaffold.privacy.numbers import round_up
 from dpscaffold.setting.gaussian import Gaussian
 
 #: Who says yes to a run: a person each time, or the policy alone.
@@ -257,7 +258,7 @@ class Terms:
     ) -> Mechanism:
         """The same with the site's own noise, whatever others do."""
         if self.mechanism is None:
-            raise PrivacyError("no-privacy", "a run without privacy has no account")
+            raise BadInput("no-privacy", "a run without privacy has no account")
         run = self.mechanism.run(
             None,
             rounds=self.rounds,
@@ -345,7 +346,7 @@ def _check_query(policy: Policy, terms: Terms, mechanism: Gaussian) -> None:
 @lru_cache(maxsize=64)
 def _unproved(terms: Terms, delta: float) -> str | None:
     """Why these terms have no guarantee; found once, as every message of a run is checked."""
-    return no_guarantee(terms.run(1, 1, delta))
+    return unproved(terms.run(1, 1, delta))
 
 
 def _within(reason: str, name: str, value: float, most: float) -> None:
@@ -425,28 +426,30 @@ def grant(
     if policy.run_delta > left.delta * (1 + 1e-9):
         raise Refused("policy-epsilon", f"a delta of {left.delta:g} is left")
     run = terms.run(records, batch, policy.run_delta, declared)
-    count = participations_within(run, run.groups[0], budget, most)
+    if reason := no_guarantee(run):
+        raise Refused("policy-epsilon", reason)
+    count = participations_within(run, budget, most)
     alone = None
     if policy.secure is not None and terms.sums is not None:
         alone = terms.run_alone(records, batch, policy.run_delta, declared)
         share = min(left.alone, policy.secure.epsilon_alone / policy.max_runs)
-        most, count = count, participations_within(alone, alone.groups[0], share, count)
+        most, count = count, participations_within(alone, share, count)
         if count < least <= most:
-            cost = round_up(spent(alone, least, alone.groups[0]))
+            cost = round_up(spent(alone, least))
             raise Refused(
                 "policy-epsilon",
                 f"ε {cost} is asked if all other sites collude, and {share:.4g} is left of "
                 f"epsilon_alone",
             )
     if count < least:
-        cost = round_up(spent(run, least, run.groups[0]))
+        cost = round_up(spent(run, least))
         raise Refused(
             "policy-epsilon",
             f"ε {cost} is asked for {least} participations, and {budget:.4g} is left for this run",
         )
     return SiteGrant(
         count,
-        spent(run, count, run.groups[0]),
+        spent(run, count),
         policy.run_delta,
-        None if alone is None else spent(alone, count, alone.groups[0]),
+        None if alone is None else spent(alone, count),
     )

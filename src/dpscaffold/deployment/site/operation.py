@@ -14,8 +14,8 @@ from dpscaffold.deployment.site.memory import StateFolder
 from dpscaffold.deployment.site.recovery import recover
 from dpscaffold.deployment.site.secure import sums_of
 from dpscaffold.errors import BadInput
-from dpscaffold.privacy.ledger import spent
-from dpscaffold.privacy.showing import round_up
+from dpscaffold.privacy.accounting import spent
+from dpscaffold.privacy.numbers import round_up
 from dpscaffold.setting.gaussian import Gaussian
 
 THEOREM = "adaptive composition of n·K steps, whatever selection and stopping look at (bound cap)"
@@ -78,7 +78,7 @@ def _run_line(entry: GrantedRun) -> dict[str, Any]:
         )
         facts = (account["records"], account["batch"], entry.grant.delta, account["declared"])
         run = terms.run(*facts)
-        line["epsilon_spent"] = spent(run, entry.used, run.groups[0])
+        line["epsilon_spent"] = spent(run, entry.used)
         line["neighbours"] = run.neighbours
         line["query"] = run.query
         if terms.sums is not None:
@@ -86,7 +86,7 @@ def _run_line(entry: GrantedRun) -> dict[str, Any]:
             line["colluders"] = terms.sums.colluders
             line["voids"] = entry.voids
             line["epsilon_alone_granted"] = entry.grant.epsilon_alone
-            line["epsilon_alone_spent"] = spent(alone, entry.participations, alone.groups[0])
+            line["epsilon_alone_spent"] = spent(alone, entry.participations)
     return line
 
 

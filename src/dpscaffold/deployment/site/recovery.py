@@ -19,7 +19,7 @@ from dpscaffold.deployment.provision import write_whole
 from dpscaffold.deployment.site.file import Policy
 from dpscaffold.deployment.site.ledger import GrantedRun, RecoveryEntry, SiteLedger
 from dpscaffold.deployment.site.memory import RunMemory, StateFolder
-from dpscaffold.privacy.showing import round_up
+from dpscaffold.privacy.numbers import round_up
 from dpscaffold.runs.journal import Anchor
 
 _FILE = "behind.json"

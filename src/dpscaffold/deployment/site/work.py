@@ -25,8 +25,7 @@ from dpscaffold.engines.participation.drawing import Row
 from dpscaffold.engines.participation.participate import participate, secure_upload
 from dpscaffold.engines.participation.records import LocalRecords
 from dpscaffold.errors import BadInput
-from dpscaffold.privacy import PrivacyError
-from dpscaffold.privacy.aggregate import secure_factors
+from dpscaffold.privacy import adversaries, noise_seen
 from dpscaffold.randomness.streams import OneRound, Randomness
 from dpscaffold.setting import Setting
 from dpscaffold.setting.budget import Budget
@@ -94,7 +93,7 @@ class OfferedWork:
             raise Refused("policy-algorithm", f"{self.algorithm.name} has a memory")
         try:
             return sum_terms(self, name, members, least)
-        except (BadInput, PrivacyError) as error:
+        except BadInput as error:
             raise Refused("policy-secure", str(error)) from error
 
     def integers(
@@ -263,13 +262,13 @@ def terms_of_sums(setting: Setting, user: int, least: int) -> SumTerms:
         raise BadInput("no-noise", "secure sums need privacy.noise")
     shortest = min(max(least, sums.least), sums.participants)
     run = replace(run, secure=replace(run.secure, least=shortest))
-    group = run.membership[user] if run.membership else 0
+    seen = noise_seen(run, adversaries(run)["server"])
     return SumTerms(
         sums.secure.colluders,
         shortest,
         sums.secure.voids,
         sums.participants,
-        run.noise * float(secure_factors(run)[group]),
+        float(seen.multipliers[run.place(user)]),
     )
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dpscaffold.algorithms import Algorithm, Known, Local, Participant, Slots, Upload
 from dpscaffold.errors import BadInput
-from dpscaffold.privacy.aggregate import CLIPPED_SHARE
+from dpscaffold.privacy.adversary import CLIPPED_SHARE
 from dpscaffold.privacy.mechanism import Sampling, Unit
 from dpscaffold.randomness.csprng import on_grid
 from dpscaffold.tasks import Batch, Clip, Task

@@ -55,10 +55,10 @@ from dpscaffold.deployment.transports.flower.node import (
 )
 from dpscaffold.engines.machine import pick_device, reuse_memory, trim_memory
 from dpscaffold.errors import BadInput
-from dpscaffold.privacy.showing import round_up
+from dpscaffold.privacy.numbers import round_up
 
 #: What a site's operator does about a certificate that ends.
-RENEW = "ask the federation's operator for a new invitation"
+RENEW = "ask the federation's operator for a notice, and run dpscaffold site renew"
 
 
 def start_site(path: Path, insecure: bool, echo: Callable[[str], None]) -> None:

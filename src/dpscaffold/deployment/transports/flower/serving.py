@@ -131,7 +131,7 @@ def run_deployed(
 def server_warnings(server: Path, insecure: bool) -> list[str]:
     """What the server's operator should know about certificates that end soon."""
     paths = [] if insecure else [server / "ca.crt", server / "server.crt"]
-    return expiry_warnings(paths, "run dpscaffold server renew")
+    return expiry_warnings(paths, "run dpscaffold provision renew, and send sites the notice")
 
 
 def _members(server: Path, without: Sequence[str]) -> tuple[Member, ...]:

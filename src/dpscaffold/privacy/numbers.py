@@ -7,6 +7,7 @@ read is smaller than the number that was computed.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from decimal import ROUND_CEILING, Decimal
 
 
@@ -48,3 +49,41 @@ def percent(value: float) -> str:
     """
     digits = 1 if value >= 0.01 else 2
     return f"{min(100.0, float(round_up(value * 100, digits))):.{digits}f} %"
+
+
+def round_up_digits(value: float, digits: int = 5) -> float:
+    """``value`` with a few significant digits, rounded up.
+
+    >>> round_up_digits(1.234561), round_up_digits(60.0)
+    (1.2346, 60.0)
+    """
+    scale = 10.0 ** (digits - 1 - math.floor(math.log10(value)))
+    return math.ceil(value * scale - 1e-9) / scale
+
+
+def next_knot(count: int) -> int:
+    """The next of few numbers, each a tenth above the one before; up to ten it is ``count``.
+
+    >>> [next_knot(count) for count in (0, 10, 11, 99, 100)]
+    [0, 10, 12, 107, 107]
+    """
+    if count <= 10:
+        return count
+    return math.ceil(1.1 ** math.ceil(math.log(count) / math.log(1.1) - 1e-9))
+
+
+def largest_count(holds: Callable[[int], bool], most: int) -> int:
+    """The largest n ≤ ``most`` for which ``holds(n)``, where all smaller ones hold too; 0 where not
+    even 1 does. Found by doubling and halving, so large n are tried only where they may hold.
+
+    >>> largest_count(lambda n: n <= 37, 400), largest_count(lambda n: n <= 37, 20)
+    (37, 20)
+    """
+    low, high = 0, 1
+    while high <= most and holds(high):
+        low, high = high, 2 * high
+    high = min(high, most + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low

@@ -1,0 +1,386 @@
+"""A privacy statement: what it holds, as ``privacy.json`` does, and how it reads.
+
+Nothing else in the package puts an ε into words, so that terminal, report, run folder and notebook
+say the same. Whoever has the file can compute every number again from ``mechanism``, ``rounds``,
+``most_often`` and ``costs`` of its parts. :mod:`dpscaffold.privacy.statement` makes statements.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from typing import Any, ClassVar, Literal
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from dpscaffold.errors import BadInput
+from dpscaffold.privacy.costs import Cost
+from dpscaffold.privacy.mechanism import Mechanism
+from dpscaffold.privacy.numbers import digits_up, percent, round_up
+from dpscaffold.privacy.preparation import WITHIN, PreparationStep
+
+#: What proves an ε, by the name that a statement gives it.
+THEOREMS: Mapping[str, str] = {
+    "1": "Theorem 1: random participation",
+    "2": "Theorem 2: the noise of all participants",
+    "4": "Theorem 4: secure sums",
+    "cap": "every allowed participation",
+    "given": "composition, given who took part",
+    "sum": "sum over the parts",
+    "convolved": "composition of plans fixed in advance",
+    "selection": "the winner of a random number of trials",
+}
+#: Who held the records: nobody yet, one computer that played all users, or the sites themselves.
+Held = Literal["plan", "one computer", "sites"]
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """What is promised towards one adversary.
+
+    Attributes:
+        adversary: Its name: ``server``, ``hostile``, ``alone``, ``third_party`` or ``participant``.
+        words: Who it is.
+        epsilon: ε at the statement's δ over the random draw of participants; None where there is
+            none.
+        theorem: What proves it, a key of :data:`THEOREMS`.
+        guess: How often the best guess whether a record was used is right, at even odds.
+        replace_one: ε for replacing one record by another, where ε is for another relation.
+        given: ε given who took part, for the user that spent most.
+        given_guess: The same for a guess.
+        not_more: Why the noise of other users does not count.
+    """
+
+    adversary: str
+    words: str = ""
+    epsilon: float | None = None
+    theorem: str = "1"
+    guess: float | None = None
+    replace_one: float | None = None
+    given: float | None = None
+    given_guess: float | None = None
+    not_more: str | None = None
+
+
+@dataclass(frozen=True)
+class StatedPart:
+    """Rounds of one mechanism as a statement holds them.
+
+    ``most_often`` is the largest number of participations in each group of users, and
+    ``participations`` how many users took part how often.
+    """
+
+    mechanism: Mapping[str, Any]
+    rounds: int
+    name: str = ""
+    delta: float = 0.0
+    costs: tuple[Cost, ...] = ()
+    most_often: tuple[int, ...] = ()
+    participations: Mapping[int, int] = field(default_factory=dict)
+    epsilons: Mapping[str, float | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class JournalHead:
+    """The state of a run's journal: how many lines it had, and the hash of the last one."""
+
+    lines: int
+    head: str
+
+
+@dataclass(frozen=True)
+class Statement:
+    """Everything that may be said about a run's privacy.
+
+    Attributes:
+        held: Who held the records.
+        users: M, or 0 where it is not known.
+        reason: Why nothing is guaranteed; None where something is.
+        seeded: Whether the noise comes from a stored seed: then ε is what secret noise would give.
+        quotes_given: Whether ε given who took part is the one to quote, because somebody may have
+            chosen the draw.
+        delta: δ.
+        neighbours: Which datasets are hidden from one another.
+        unit: ``record`` or ``user``.
+        guarantees: One for each adversary.
+        by_group: ε towards the server of each group of users, where users have noise of their own.
+        parts: The mechanisms, in the order in which they ran.
+        curves: By theorem, the largest ε that matters and δ at a few values of ε from 0 to it, of
+            the adversary that learns most of those whom the theorem is about.
+        preparation: How the records were prepared.
+        outside: What no ε covers: a code and a sentence each.
+        needs: What has to be true for it to hold, likewise.
+        planned: The keys of the configuration that were chosen from public facts.
+        journal: The state of the run's journal when the statement was written.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+    held: Held = "plan"
+    users: int = 0
+    reason: str | None = None
+    seeded: bool = False
+    quotes_given: bool = False
+    delta: float | None = None
+    neighbours: str = ""
+    unit: str = "record"
+    guarantees: tuple[Guarantee, ...] = ()
+    by_group: tuple[float, ...] = ()
+    parts: tuple[StatedPart, ...] = ()
+    curves: Mapping[str, tuple[float, tuple[float, ...]]] = field(default_factory=dict)
+    preparation: tuple[PreparationStep, ...] = ()
+    outside: tuple[tuple[str, str], ...] = ()
+    needs: tuple[tuple[str, str], ...] = ()
+    planned: tuple[str, ...] = ()
+    journal: JournalHead | None = None
+
+    @property
+    def guarantee(self) -> bool:
+        """Whether anything is guaranteed."""
+        return any(one.epsilon is not None or one.given is not None for one in self.guarantees)
+
+    def towards(self, name: str) -> Guarantee:
+        """The guarantee towards an adversary; one without ε where nothing is promised."""
+        found = (one for one in self.guarantees if one.adversary == name)
+        return next(found, Guarantee(name))
+
+    @property
+    def epsilon(self) -> float | None:
+        """The ε to quote, towards the server; a winner of private tuning has one towards whoever is
+        given the model alone."""
+        first = self.guarantees[0] if self.guarantees else Guarantee("server")
+        return first.given if self.quotes_given else first.epsilon
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds were run, or planned."""
+        return sum(part.rounds for part in self.parts)
+
+    @property
+    def run(self) -> Mechanism | None:
+        """The mechanism of the last part."""
+        return Mechanism.from_dict(self.parts[-1].mechanism) if self.parts else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values, without what has its default."""
+        values: dict[str, Any] = _stored().dump_python(self, mode="json", exclude_defaults=True)
+        return values
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any], where: str) -> Statement:
+        """The inverse of :meth:`to_json`; ``where`` names the file."""
+        try:
+            return _stored().validate_json(json.dumps(values), strict=True)
+        except ValidationError as error:
+            raise BadInput(
+                "run-damaged",
+                f"{where} is no privacy statement of this version ({error.errors()[0]['msg']}); "
+                f"restore it, or train again",
+            ) from error
+
+    def __repr__(self) -> str:
+        return line(self)
+
+    def _repr_markdown_(self) -> str:
+        return page(self)
+
+
+@cache
+def _stored() -> TypeAdapter[Statement]:
+    return TypeAdapter(Statement)
+
+
+#: The relation between neighbours, in a verb.
+_CHANGED = {
+    "replace-one": "replaced by another",
+    "zero-out": "replaced by an empty one",
+    "add-remove": "added or removed",
+}
+
+
+#: From here on ε promises next to nothing.
+LITTLE = 10.0
+PROMISES_LITTLE = f"An ε above {LITTLE:g} promises next to nothing."
+
+
+@dataclass(frozen=True)
+class Row:
+    """What is promised against one adversary, as people read it."""
+
+    words: str
+    epsilon: str
+    guess: str
+    theorem: str
+
+
+def page(said: Statement, title: str = "") -> str:
+    """The statement as Markdown: who held the records, what is promised to whom by which theorem,
+    and what is not covered; ``title`` is what the run is called.
+
+    >>> print(page(Statement(reason="the run is not private")).splitlines()[0])
+    **Nothing is guaranteed: the run is not private.**
+    """
+    text = _template().render(
+        said=said,
+        title=title,
+        held=held(said),
+        mechanism=_mechanism(said),
+        promise=_promise(said),
+        rows=table(said),
+        delta=digits_up(said.delta or 0.0),
+        more=_more(said),
+        covered=[step for step in said.preparation if step.protection in WITHIN],
+    )
+    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+
+
+def table(said: Statement) -> list[Row]:
+    """One row for each adversary; those that are promised the same share one."""
+    words: dict[tuple[str, str, str], list[str]] = {}
+    for one in said.guarantees:
+        epsilon, guess = _quoted(said, one)
+        if epsilon is None:
+            continue
+        theorem = THEOREMS["given" if said.quotes_given else one.theorem]
+        same = (round_up(epsilon), "" if guess is None else percent(guess), theorem)
+        words.setdefault(same, []).append(one.words)
+    return [Row("; ".join(who), *same) for same, who in words.items()]
+
+
+def line(said: Statement) -> str:
+    """ε with its adversary, δ and neighbours, in one line.
+
+    >>> line(Statement(reason="the run is not private"))
+    'nothing is guaranteed: the run is not private'
+    """
+    if not said.guarantee:
+        return f"nothing is guaranteed: {said.reason}"
+    first = said.guarantees[0]
+    who = "whoever knows who took part" if said.quotes_given else first.words.partition(",")[0]
+    text = (
+        f"ε = {round_up(said.epsilon)} at δ = {digits_up(said.delta or 0.0)} against {who}, for "
+        f"one {_protected(said)} {_CHANGED[_relation(said)]}"
+    )
+    if first.replace_one is not None:
+        text += f" ({round_up(first.replace_one)} for replacing it)"
+    if (said.epsilon or 0.0) > LITTLE:
+        text += f". {PROMISES_LITTLE}"
+    return f"with secret noise {text}" if said.seeded else text
+
+
+def held(said: Statement) -> str:
+    """Who held the records.
+
+    >>> held(Statement(held="sites", users=60))
+    '60 sites held their own records.'
+    """
+    users = f"all {said.users} users" if said.users else "all users"
+    if said.held == "sites":
+        return f"{said.users} sites held their own records."
+    if said.held == "one computer":
+        return f"One computer held the records of {users} and played them."
+    return f"A plan for {said.users or 'many'} users: nothing has run." if said.parts else ""
+
+
+def _mechanism(said: Statement) -> str:
+    """What was done in each round."""
+    run = said.run
+    if run is None or said.reason:
+        return ""
+    one = "site" if said.held == "sites" else "user"
+    drawn = f"{run.cohort_size} of {run.users} {one}s, drawn at random,"
+    who = f"every {one}" if run.cohort_size == run.users else drawn
+    steps = "a step" if run.local_steps == 1 else f"{run.local_steps} steps"
+    many = "its one round" if said.rounds == 1 else f"each of {said.rounds} rounds"
+    return (
+        f"In {many} {who} took {steps} with clipping (C = {run.clip:g}) and noise "
+        f"(σ = {digits_up(run.noise)})."
+    )
+
+
+def _promise(said: Statement) -> str:
+    """What ε is about, and whether it is over the draw or given it."""
+    if not said.guarantee:
+        return ""
+    given = " given who took part" if said.quotes_given else ""
+    would = "could tell, with secret noise," if said.seeded else "can tell"
+    return (
+        f"Nobody {would} whether one {_protected(said)} was {_CHANGED[_relation(said)]}, up to ε"
+        f"{given} (smaller is stronger):"
+    )
+
+
+def _more(said: Statement) -> list[str]:
+    """What else has to be read with the table: the other reading of the draw, the other relation,
+    how users and parts differ."""
+    if not said.guarantee:
+        return []
+    server = said.guarantees[0]
+    found: list[str] = []
+    if (said.epsilon or 0.0) > LITTLE:
+        found.append(PROMISES_LITTLE)
+    if said.quotes_given and server.epsilon is not None:
+        found.append(f"Over a draw that nobody chose, ε is {round_up(server.epsilon)}.")
+    elif server.given is not None and server.given != server.epsilon:
+        found.append(f"For whoever knows who took part, ε is {round_up(server.given)}.")
+    if server.replace_one is not None:
+        found.append(
+            f"For a record replaced by another, ε is {round_up(server.replace_one)} towards the "
+            f"server."
+        )
+    if said.by_group:
+        low, high = round_up(min(said.by_group)), round_up(max(said.by_group))
+        found.append(f"Users have noise of their own: their ε is {low} to {high}.")
+    if len(said.parts) > 1:
+        found.append(f"ε and δ are of {len(said.parts)} parts together: {_parts(said)}.")
+    costs = [cost.name for part in said.parts for cost in part.costs]
+    if costs:
+        found.append(f"Included: {', '.join(costs)}.")
+    found += [f"{one.words}: {one.not_more}." for one in _not_more(said)]
+    return found
+
+
+def _not_more(said: Statement) -> Sequence[Guarantee]:
+    """Adversaries who see sums alone where these hide no more, for a reason that a plan can
+    change."""
+    run = said.run
+    if run is None or run.memory or run.local_steps > 1:
+        return []
+    return [one for one in said.guarantees if one.not_more is not None][:1]
+
+
+def _parts(said: Statement) -> str:
+    named = (
+        f"{part.name or f'part {k}'} ({part.rounds} rounds, ε = "
+        f"{round_up(part.epsilons.get('server'))})"
+        for k, part in enumerate(said.parts, start=1)
+    )
+    return ", ".join(named)
+
+
+def _quoted(said: Statement, one: Guarantee) -> tuple[float | None, float | None]:
+    if said.quotes_given and one.given is not None:
+        return one.given, one.given_guess
+    return one.epsilon, one.guess
+
+
+def _protected(said: Statement) -> str:
+    return "user's whole dataset" if said.unit == "user" else "record"
+
+
+def _relation(said: Statement) -> str:
+    run: Mechanism | None = said.run
+    return "replace-one" if run is None else run.relation
+
+
+@cache
+def _template() -> Any:
+    from jinja2 import Environment, StrictUndefined
+
+    text = resources.files("dpscaffold.privacy").joinpath("statement.md.j2").read_text("utf-8")
+    environment = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return environment.from_string(text)
