@@ -93,7 +93,7 @@ def stack(
             data.roster,
             task,
             scaffold(),
-            replace(plan, seed=seed),
+            plan.changed(seed=seed),
             Gaussian(clip=1.5, noise=60.0, sampling=sampling),
         )
         for seed in range(runs)

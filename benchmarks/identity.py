@@ -139,7 +139,7 @@ def federation(sizes: tuple[int, ...]) -> Federation:
 def trained(task: Task, make: Callable[[], Any], kind: str, engine: str, rounds: int) -> Any:
     """The parameters and the history of one run."""
     sizes, changes, privacy = KINDS[kind]
-    plan = replace(PLAN, rounds=rounds, **changes)  # type: ignore[arg-type]
+    plan = PLAN.changed(rounds=rounds, **changes)  # type: ignore[arg-type]
     result = train(federation(sizes), task, make(), plan, privacy, engine=engine)
     return {"x": sha(result.params), **of_history(result.history)}
 

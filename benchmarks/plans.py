@@ -207,7 +207,7 @@ def trained(settings: Configuration, seeds: int, device: str, title: str) -> lis
     """The test accuracy of the averaged model, by seed, of the plan as it is written."""
     federation = load_federation(settings.data)
     first = settings.setting(federation)
-    runs = [replace(first, plan=replace(first.plan, seed=seed)) for seed in range(seeds)]
+    runs = [replace(first, plan=first.plan.changed(seed=seed)) for seed in range(seeds)]
     say(f"{title}: training {first.label}, {first.plan.rounds} rounds, {seeds} seeds")
     outcomes = train_stack(runs, [federation] * seeds, Schedule(), device, Progress(title))
     return [0.0 if o.diverged else float(o.average["test_accuracy"]) for o in outcomes]

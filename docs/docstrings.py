@@ -1,6 +1,6 @@
 """An extension of mkdocstrings: docstrings as they are written here, for a site in Markdown.
 
-Examples (``>>>``) become code, and roles such as ``:class:`~dpscaffold.setting.plan.Plan``` plain
+Examples (``>>>``) become code, and roles such as ``:class:`~dpscaffold.config.plan.Plan``` plain
 names.
 """
 

@@ -19,11 +19,11 @@ import torch
 from local_federation import LocalFederation
 
 from dpscaffold.algorithms import DEFAULT
+from dpscaffold.config.plan import Plan
 from dpscaffold.data import synthetic
 from dpscaffold.federation import Federation
 from dpscaffold.runs.folder import RunFolder
 from dpscaffold.setting.gaussian import Gaussian
-from dpscaffold.setting.plan import Plan
 
 NAMES = ("east", "north", "south")  # in the order of the roster
 POLICY = {

@@ -6,7 +6,7 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -250,9 +250,9 @@ def refused(rank: int, folder: Path) -> dict[str, tuple[str, str]]:
     given = [one.federation, one.task, one.algorithm, one.plan, one.privacy]
     other = rank == 1
     mistakes: dict[str, tuple[list[Any], dict[str, Any]]] = {
-        "plan": ([*given[:3], replace(one.plan, rounds=3 + rank), given[4]], {}),
+        "plan": ([*given[:3], one.plan.changed(rounds=3 + rank), given[4]], {}),
         "data": ([federation(seed=rank), *given[1:]], {}),
-        "users": ([federation((9,)), *given[1:3], replace(one.plan, user_ratio=1.0), None], {}),
+        "users": ([federation((9,)), *given[1:3], one.plan.changed(user_ratio=1.0), None], {}),
         "engine": (given, {"engine": "loop"}),
         "metrics": (given, {"metrics": ["log_loss"] if other else []}),
         "one rank": ([*given[:3], "no plan" if other else one.plan, given[4]], {}),

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from dpscaffold.algorithms import ITERATIVE, Algorithm, fedavg, with_adam
 from dpscaffold.algorithms.naming import factory_of
+from dpscaffold.config.plan import Plan
 from dpscaffold.engines import Draw, Hardware, Loop, Simulator, State
 from dpscaffold.engines.rounds import FinishedRound, rounds, stacked_rounds
 from dpscaffold.federation import Federation
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.setting import Setting
 from dpscaffold.setting.gaussian import Gaussian
-from dpscaffold.setting.plan import Plan
 from dpscaffold.tasks import Logistic, Mlp, ModuleTask, Task
 
 CPU = torch.device("cpu")
@@ -142,7 +142,7 @@ def setting(
     privacy = PRIVACIES[privacy] if isinstance(privacy, str) else privacy
     if algorithm.noise_aware and privacy is not None and privacy.clip == "median":
         pytest.skip(f"{algorithm.name} refuses a clip bound that is computed from the batch")
-    return Trial.of(data, task, algorithm, replace(PLAN, **plan), privacy)  # type: ignore[arg-type]
+    return Trial.of(data, task, algorithm, PLAN.changed(**plan), privacy)  # type: ignore[arg-type]
 
 
 def loop(run: Trial, randomness: Randomness | None = None) -> Loop:

@@ -138,7 +138,7 @@ def test_epsilon_is_solved_as_in_a_configuration(view: str) -> None:
     data = load_federation(settings.data)
     wanted = settings.setting(data).privacy
     mechanism = Gaussian(clip=1.0, epsilon=2.0, view=view)  # type: ignore[arg-type]
-    parts = (settings.task.build(data), settings.algorithm.build(), settings.plan.build())
+    parts = (settings.task.build(data), settings.algorithm.build(), settings.plan)
     found = Setting(data.roster, *parts, mechanism, Budget(view=view))  # type: ignore[arg-type]
     assert found.privacy is not None and wanted is not None
     assert found.privacy.noise == wanted.noise != 1.0 and found.privacy.epsilon is None

@@ -197,7 +197,7 @@ def test_huge_noise_drowns_everything_that_is_uploaded(algorithm, engine):
         0, lambda *key: np.sign(np.random.default_rng(key).standard_normal(run.task.parameters))
     )
     (sent,) = uploads(
-        engine, replace(run, plan=replace(run.plan, local_steps=1, data_ratio=1.0)), 1, everything
+        engine, replace(run, plan=run.plan.changed(local_steps=1, data_ratio=1.0)), 1, everything
     )
     for key, value in sent.items():
         if key.removeprefix("memory ") != "weight":  # how much the user counts is public

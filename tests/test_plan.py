@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from refusals import refuses
 
 from dpscaffold.checks import floor_share
-from dpscaffold.setting.plan import Plan
+from dpscaffold.config.plan import Plan
 
 
 @given(st.integers(1, 999), st.integers(1, 10**5))

@@ -206,7 +206,7 @@ def test_settings_tell_themselves_apart_in_words():
     others = [
         replace(base, algorithm=fedprox(50.0)),
         replace(base, algorithm=with_momentum(fedprox(0.1))),
-        replace(base, plan=replace(base.plan, seed=3)),
+        replace(base, plan=base.plan.changed(seed=3)),
         replace(base, privacy=replace(base.privacy, noise=9.0)),
         replace(base, budget=Budget(target_epsilon=2.0)),
         replace(base, task=Mlp(4, 3, hidden=2)),

@@ -661,7 +661,7 @@ def changed(run: Trial, **parts: Any) -> Trial:
     """The same run with another ``algorithm``, ``task`` or ``privacy``, or other keys of the
     plan."""
     own = {name: parts.pop(name) for name in ("algorithm", "task", "privacy") if name in parts}
-    return replace(run, plan=replace(run.plan, **parts), **own)
+    return replace(run, plan=run.plan.changed(**parts), **own)
 
 
 def step_size(run: Trial) -> float:

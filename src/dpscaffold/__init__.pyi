@@ -8,6 +8,7 @@ from .algorithms import ridge as ridge
 from .algorithms import scaffold as scaffold
 from .algorithms import scaffold_balanced as scaffold_balanced
 from .algorithms import scaffold_warm as scaffold_warm
+from .config.plan import Plan as Plan
 from .data.sources.objects import federation_of as federation_of
 from .data.synthesis import synthetic as synthetic
 from .errors import BadInput as BadInput
@@ -18,7 +19,6 @@ from .models.model import Model as Model
 from .planning.recommendation import recommend as recommend
 from .setting.budget import Budget as Budget
 from .setting.gaussian import Gaussian as Gaussian
-from .setting.plan import Plan as Plan
 from .tasks import Linear as Linear
 from .tasks import Logistic as Logistic
 from .tasks import Mlp as Mlp

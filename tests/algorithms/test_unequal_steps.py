@@ -7,7 +7,6 @@ has a closed form.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -84,7 +83,7 @@ def test_fednova_reaches_the_optimum_that_fedavg_misses(
 def test_scaffold_keeps_the_mean_of_its_own_steps() -> None:
     """Full batches, no noise: SCAFFOLD with unequal K_i still ends at the common optimum."""
     data, tables = least_squares()
-    plan = replace(UNEVEN, learning_rate=0.3)
+    plan = UNEVEN.changed(learning_rate=0.3)
     found = train(data, Linear(2, 1, LOSSES["squared"]), scaffold(), plan).params.double().numpy()
     assert np.abs(found - optimum(tables, (1, 1, 1))).max() < 0.03
 
@@ -93,7 +92,7 @@ def test_the_schedules_are_what_they_say() -> None:
     plan = Plan(rounds=10, local_steps=2, data_ratio=0.5, learning_rate=1.0)
 
     def sizes(schedule: str) -> list[float]:
-        changed = replace(plan, schedule=schedule)
+        changed = plan.changed(schedule=schedule)
         return [changed.step_size_in(t) for t in range(1, 11)]
 
     assert sizes("constant") == [1.0] * 10
@@ -102,7 +101,7 @@ def test_the_schedules_are_what_they_say() -> None:
         [(1 + math.cos(math.pi * k / 10)) / 2 for k in range(10)]
     )
     assert sizes("inverse-sqrt") == pytest.approx([1 / math.sqrt(t) for t in range(1, 11)])
-    longer = replace(plan, schedule="linear", rounds=5, max_rounds=10)
+    longer = plan.changed(schedule="linear", rounds=5, max_rounds=10)
     assert longer.step_size_in(5) == pytest.approx(0.6)  # a T that was fixed in advance counts
 
 
@@ -118,7 +117,7 @@ def test_epsilon_is_that_of_the_largest_number_of_steps() -> None:
     ("given", "said"),
     [
         ({"steps_by_user": (1, 0)}, "out-of-range: plan.steps_by_user"),
-        ({"steps_by_user": ()}, "not-a-list"),
+        ({"steps_by_user": ()}, "wrong-length"),
         ({"steps_by_user": (5, 9)}, "steps-disagree: plan.local_steps = 9"),
         ({"schedule": "step"}, "unknown-choice: plan.schedule is 'step'"),
     ],

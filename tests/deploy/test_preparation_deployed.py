@@ -17,6 +17,7 @@ from in_memory import Crash
 from refusals import refuses
 from small import CPU, Driven, Trial, federation, simulator
 
+from dpscaffold.config.plan import ONE_ROUND
 from dpscaffold.data.prepared import applied, prepare
 from dpscaffold.deployment.protocol.agreement import (
     SchemaSettings,
@@ -33,7 +34,6 @@ from dpscaffold.engines import State
 from dpscaffold.models.loading import load_model
 from dpscaffold.setting.budget import Budget
 from dpscaffold.setting.gaussian import Gaussian
-from dpscaffold.setting.plan import ONE_ROUND
 from dpscaffold.setting.secure import Secure
 
 POISSON = Gaussian(clip=0.7, noise=0.8, sampling="poisson")

@@ -19,11 +19,11 @@ from tasks.test_ridge import numbers
 from typer.testing import CliRunner
 
 from dpscaffold.cli import app
+from dpscaffold.config.plan import ONE_ROUND
 from dpscaffold.deployment.protocol.enrolment import NotEnrolled
 from dpscaffold.deployment.site.operation import _run_line
 from dpscaffold.models.loading import load_model
 from dpscaffold.setting.gaussian import Gaussian
-from dpscaffold.setting.plan import ONE_ROUND
 from dpscaffold.setting.secure import Secure
 
 FIXED = Gaussian(clip=1.3, noise=0.8)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +122,7 @@ class World:
             self.data,
             self.learns.build(self.data),
             trained_by(self.algorithm.build(), personal),
-            replace(PLAN, **{"user_ratio": 0.7, **plan}),
+            PLAN.changed(**{"user_ratio": 0.7, **plan}),
             privacy,
         )
         self.key = new_key()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from small import Driven, setting, simulator
@@ -63,7 +61,7 @@ def test_a_round_that_is_cut_short_comes_again_as_it_was(monkeypatch, tmp_path):
 
 
 def test_stacks_and_memories_come_again_too(monkeypatch):
-    plans = [replace(PLAN, seed=seed) for seed in (0, 1, 2)]
+    plans = [PLAN.changed(seed=seed) for seed in (0, 1, 2)]
     runs = [Setting(DATA.roster, Logistic(40, 10), scaffold(), plan, POISSON) for plan in plans]
     meant = train_stack(runs, [DATA] * 3)
     monkeypatch.setattr(devices, "poisson_width", lambda records, batch: batch + 1)

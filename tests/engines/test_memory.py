@@ -10,12 +10,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dpscaffold.algorithms import scaffold, scaffold_balanced
+from dpscaffold.config.plan import Plan
 from dpscaffold.engines import Simulator, State
 from dpscaffold.engines.rounds import plain_draws, rounds
 from dpscaffold.federation import Federation, Records
 from dpscaffold.setting import Setting
 from dpscaffold.setting.gaussian import Gaussian
-from dpscaffold.setting.plan import Plan
 from dpscaffold.tasks import Logistic
 
 SCRIPT = """
@@ -25,7 +25,7 @@ from dpscaffold.engines import Simulator, State
 from dpscaffold.federation import Federation, Records
 from dpscaffold.setting.gaussian import Gaussian
 from dpscaffold.training.evaluator import Evaluator
-from dpscaffold.setting.plan import Plan
+from dpscaffold.config.plan import Plan
 from dpscaffold.engines.rounds import plain_draws, rounds
 from dpscaffold.setting import Setting
 from dpscaffold.tasks import Logistic

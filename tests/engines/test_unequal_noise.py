@@ -93,7 +93,7 @@ def test_the_mean_and_the_balanced_controls_weigh_by_noise():
     assert known.weight[:, 0].numpy() == pytest.approx(tau * weights)
     spread = [2 * 0.7 * s / b for s, b in zip(NOISES, batches, strict=True)]
     assert known.spread[:, 0].numpy() == pytest.approx(spread)
-    sent = uploads("simulator", replace(run, plan=replace(run.plan, rounds=1)))[0]["move"]
+    sent = uploads("simulator", replace(run, plan=run.plan.changed(rounds=1)))[0]["move"]
     order = run.randomness().cohort(1, 6, 6).tolist()
     want = sum(w * sent[order.index(u)] for u, w in enumerate(weights / weights.sum()))
     moved = final("simulator", run, rounds=1).params
@@ -158,7 +158,7 @@ def test_a_run_is_resumed_with_the_same_noise(tmp_path, engine):
     data = federation(UNEQUAL)
     privacy = Gaussian(0.7, epsilon={"default": 8.0, data.roster.names[1]: 2.0})
     run = setting("scaffold-balanced", "logistic", "fixed", data)
-    plan = replace(run.plan, weighting="noise", checkpoint_every=1, evaluate_every=2)
+    plan = run.plan.changed(weighting="noise", checkpoint_every=1, evaluate_every=2)
 
     def go(folder, **more):
         given = (data, run.task, run.algorithm, plan, privacy)

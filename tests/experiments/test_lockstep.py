@@ -133,9 +133,9 @@ def test_what_does_not_fit_is_left_to_the_simulator():
     assert in_step([fits])
     assert not in_step([setting()])  # users of unequal size
     assert not in_step([setting(data=data, privacy=Gaussian(clip=1.0, noise=1.0, secret=True))])
-    other = replace(fits, plan=replace(fits.plan, server_rate=0.5))
+    other = replace(fits, plan=fits.plan.changed(server_rate=0.5))
     assert not in_step([fits, other])
-    assert in_step([fits, replace(fits, plan=replace(fits.plan, regularisation=0.5))])
+    assert in_step([fits, replace(fits, plan=fits.plan.changed(regularisation=0.5))])
     silent = setting(data=data, privacy=Gaussian(clip=0.7, noise=0.0))
     assert not in_step([silent, setting(data=data, privacy="fixed")])  # one without noise
 
@@ -230,7 +230,7 @@ def test_unlike_runs_are_refused():
 def test_runs_that_average_different_shares_go_in_step(run_by_run):
     data = federation(EQUAL)
     plain = setting(data=data, privacy="poisson", averaging="tail")
-    runs = [replace(plain, plan=replace(plain.plan, tail=tail)) for tail in (0.25, 0.5, 1.0)]
+    runs = [replace(plain, plan=plain.plan.changed(tail=tail)) for tail in (0.25, 0.5, 1.0)]
     assert in_step(runs)
     found = trained(runs)
     assert len({one.average["train_loss"] for one in found}) == 3

@@ -34,7 +34,7 @@ def public(sizes: tuple[int, ...], noise: float = 10.0, classes: int = 2, **plan
     facts = Facts(sizes, 6, classes)
     task = Logistic(6, classes) if classes else Linear(6, 1, LOSSES["squared"])
     return Setting(
-        facts.roster, task, fedavg(), replace(PLAN, **plan), Gaussian(2.0, noise, "poisson")
+        facts.roster, task, fedavg(), PLAN.changed(**plan), Gaussian(2.0, noise, "poisson")
     )
 
 
@@ -92,7 +92,7 @@ def test_the_step_size_follows_the_real_sizes():
 @pytest.mark.parametrize(
     "change",
     [
-        {"plan": replace(PLAN, local_steps=2)},
+        {"plan": PLAN.changed(local_steps=2)},
         {"algorithm": scaffold()},
         {"algorithm": with_momentum(fedavg(), 0.9)},
         {"task": Mlp(6, 2, 4)},

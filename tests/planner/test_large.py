@@ -52,7 +52,7 @@ def public(facts: Facts = FACTS, task: object = None, **plan: object) -> Setting
 def gathered(setting: Setting, rate: float) -> tuple[float, float]:
     """The distance of all rounds that train, T·Kη_l, and the variance that they gather in one
     coordinate, T·(Kη_l)²·(2Cσ_g/b)²/(mK), by hand."""
-    plan = replace(setting.plan, learning_rate=rate)
+    plan = setting.plan.changed(learning_rate=rate)
     moved = plan.step_size * plan.local_steps
     rounds = plan.rounds - setting.warm_rounds
     step = (2 * setting.privacy.clip * setting.privacy.noise / int(setting.batch_sizes[0])) ** 2
@@ -169,7 +169,7 @@ def test_a_plan_of_many_rounds_promises_what_all_of_them_cost(monkeypatch):
     plan, run = found.setting.plan, found.setting.describe()
     assert plan.rounds == run.rounds == 10_000
     assert 2.9 < epsilon(run, found.setting.budget.against(run)) <= 3.0
-    few = replace(found.setting, plan=replace(plan, rounds=6)).calibrated(3.0)
+    few = replace(found.setting, plan=plan.changed(rounds=6)).calibrated(3.0)
     assert found.setting.privacy.noise > 10 * few.privacy.noise
     assert "6 rounds instead of 10000" in found.smaller
     assert "σ_g are those of all 10000" in found.smaller

@@ -295,7 +295,7 @@ def test_a_plan_leaves_other_files_alone_and_is_not_written_over_its_configurati
 
 def test_only_a_number_can_be_offered():
     with refuses("learning-rate-not-planned: plan.learning_rate is 'plan'"):
-        load(None, ["plan.learning_rate=plan"]).plan.build()
+        load(None, ["plan.learning_rate=plan"]).plan.step_size_in(1)
 
 
 @pytest.mark.parametrize(

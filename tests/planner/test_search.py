@@ -64,7 +64,7 @@ place = st.floats(-6, 6)
 @given(st.lists(st.tuples(place, place), min_size=1, max_size=3))
 def test_a_search_that_looks_ahead_chooses_the_same_in_one_wave(peaks):
     asked = [
-        (replace(PUBLIC, plan=replace(PUBLIC.plan, seed=k)), [0.1, 0.3, 1.0])
+        (replace(PUBLIC, plan=PUBLIC.plan.changed(seed=k)), [0.1, 0.3, 1.0])
         for k in range(len(peaks))
     ]
     plain, ahead = scored(peaks, False), scored(peaks, True)

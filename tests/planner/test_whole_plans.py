@@ -139,7 +139,7 @@ def test_the_local_steps_that_are_compared():
 
 def test_a_look_computes_at_most_its_work():
     large = setting(local_steps=10)
-    large = replace(large, plan=replace(large.plan, rounds=400))
+    large = replace(large, plan=large.plan.changed(rounds=400))
     for fidelity in (QUICK_LOOK, CLOSE_LOOK, Fidelity(work=3e6)):
         shape = Shape.of(large, fidelity)
         work = shape.cohort_size * shape.steps * shape.batch * large.task.parameters * shape.rounds

@@ -146,5 +146,5 @@ def test_a_share_lies_between_0_and_1(share):
 
 def test_a_configuration_needs_only_the_name():
     settings = load(None, ["algorithm.name=ridge"])
-    assert settings.plan.build() == Plan.one_round()
+    assert settings.plan == Plan.one_round()
     assert load(None, ["algorithm.name=ridge", "plan.rounds=2"]).plan.rounds == 2

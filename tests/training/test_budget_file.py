@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
@@ -94,7 +93,7 @@ def test_a_run_is_granted_its_whole_plan(federation, file, tmp_path):
 def test_a_draw_that_nobody_chose_is_granted_over_the_draw(federation, file, tmp_path):
     """What is granted is what is stated, and does not depend on who was drawn; so are rounds that
     a crash makes a run release again."""
-    plan = replace(PLAN, seed=None)
+    plan = PLAN.changed(seed=None)
     with pytest.raises(Crash):
         go(federation, file, tmp_path / "run", plan=plan, observer=die_after(5))
     (grant,) = BudgetFile(file).read().grants.values()

@@ -124,7 +124,7 @@ def test_more_rounds_add_up_for_each_user(tmp_path):
     plan = Plan(rounds=2, local_steps=2, user_ratio=0.5, data_ratio=1 / 3)
     solved = setting("fedavg", "logistic", private(), data).privacy
     one = train(data, run.task, fedavg(), plan, solved, out=tmp_path / "run")
-    more = replace(plan, rounds=4)
+    more = plan.changed(rounds=4)
     two = train(data, run.task, fedavg(), more, solved, out=tmp_path / "run", resume=True)
     assert np.array(two.privacy.by_group) == pytest.approx(2 * np.array(one.privacy.by_group))
     assert two.privacy.towards("server").epsilon >= max(two.privacy.by_group) * (1 - 1e-9)

@@ -45,7 +45,7 @@ def alone(rounds: int, run, again: int = 0) -> float:
 
 def test_more_rounds_are_those_of_a_longer_run_and_their_epsilon_adds(tmp_path: Path) -> None:
     first = go(PLAN, tmp_path / "run", resume=False)
-    longer = replace(PLAN, rounds=10)
+    longer = PLAN.changed(rounds=10)
     more = go(longer, tmp_path / "run")
     whole = go(longer, tmp_path / "whole", resume=False)
     assert torch.equal(more.params, whole.params) and more.rounds == 10
@@ -74,25 +74,25 @@ def test_more_rounds_are_those_of_a_longer_run_and_their_epsilon_adds(tmp_path: 
 
 def test_it_can_be_given_more_twice_and_other_changes_are_refused(tmp_path: Path) -> None:
     go(PLAN, tmp_path / "run", resume=False)
-    go(replace(PLAN, rounds=8), tmp_path / "run")
-    last = go(replace(PLAN, rounds=11), tmp_path / "run")
+    go(PLAN.changed(rounds=8), tmp_path / "run")
+    last = go(PLAN.changed(rounds=11), tmp_path / "run")
     run = read_account(tmp_path / "run").ledger.run
     assert last.privacy.towards("server").epsilon == math.fsum([alone(n, run) for n in (6, 2, 3)])
     assert last.privacy.delta == pytest.approx(3 * run.delta)
     with refuses("configuration-changed: plan.learning_rate = 0.5 … 0.1"):
-        go(replace(PLAN, rounds=20, learning_rate=0.1), tmp_path / "run")
+        go(PLAN.changed(rounds=20, learning_rate=0.1), tmp_path / "run")
     assert json.loads((tmp_path / "run" / "setting.json").read_text())["plan"]["rounds"] == 11
 
 
 @pytest.mark.parametrize("privacy", [NOISY, SECRET], ids=["seeded", "secret"])
 def test_a_larger_T_fixed_in_advance_is_one_mechanism(tmp_path: Path, privacy) -> None:
     """Stated before and after as what it is, T = 10, with nothing counted twice."""
-    planned = replace(PLAN, max_rounds=10)
-    run = go(replace(PLAN, rounds=10), tmp_path / "whole", False, privacy)
+    planned = PLAN.changed(max_rounds=10)
+    run = go(PLAN.changed(rounds=10), tmp_path / "whole", False, privacy)
     one = run.privacy.towards("server").epsilon
     first = go(planned, tmp_path / "run", False, privacy)
     assert first.rounds == 6 and first.privacy.rounds == 10
-    more = go(replace(planned, rounds=10), tmp_path / "run", True, privacy)
+    more = go(planned.changed(rounds=10), tmp_path / "run", True, privacy)
     for result in (first, more):
         assert result.privacy.towards("server").epsilon == one
         assert result.privacy.towards("server").given == run.privacy.towards("server").given
@@ -102,8 +102,8 @@ def test_a_larger_T_fixed_in_advance_is_one_mechanism(tmp_path: Path, privacy) -
     if privacy is NOISY:
         assert torch.equal(more.params, run.params)
     with refuses("out-of-range: max_rounds is 10 … plan.rounds is 12"):
-        replace(planned, rounds=12)
-    beyond = go(replace(planned, rounds=12, max_rounds=13), tmp_path / "run", True, privacy)
+        planned.changed(rounds=12)
+    beyond = go(planned.changed(rounds=12, max_rounds=13), tmp_path / "run", True, privacy)
     mechanism = read_account(tmp_path / "run").ledger.run
     assert beyond.privacy.towards("server").epsilon == math.fsum([one, alone(3, mechanism)])
     assert beyond.privacy.rounds == 13
@@ -111,8 +111,8 @@ def test_a_larger_T_fixed_in_advance_is_one_mechanism(tmp_path: Path, privacy) -
 
 def test_epsilon_is_calibrated_for_the_larger_T() -> None:
     given = Gaussian(clip=1.0, epsilon=2.0)
-    longer = train(DATA, Logistic(4, 3), scaffold(), replace(PLAN, rounds=10), given)
-    planned = train(DATA, Logistic(4, 3), scaffold(), replace(PLAN, max_rounds=10), given)
+    longer = train(DATA, Logistic(4, 3), scaffold(), PLAN.changed(rounds=10), given)
+    planned = train(DATA, Logistic(4, 3), scaffold(), PLAN.changed(max_rounds=10), given)
     assert planned.setting.privacy.noise == longer.setting.privacy.noise
     assert (
         planned.privacy.towards("server").epsilon == longer.privacy.towards("server").epsilon <= 2.0
@@ -135,13 +135,13 @@ def kill_at(number: int):
 @pytest.mark.parametrize("advance", [False, True], ids=["added", "fixed in advance"])
 def test_a_crash_among_the_further_rounds_is_counted(tmp_path: Path, advance: bool) -> None:
     """Secret noise: rounds that a crash lost are run again with fresh noise, and cost again."""
-    plan = replace(PLAN, max_rounds=10 if advance else None, evaluate_every=1)
+    plan = PLAN.changed(max_rounds=10 if advance else None, evaluate_every=1)
     go(plan, tmp_path / "run", False, SECRET)
     with pytest.raises(Killed):
-        go(replace(plan, rounds=10), tmp_path / "run", True, SECRET, observer=kill_at(9))
+        go(plan.changed(rounds=10), tmp_path / "run", True, SECRET, observer=kill_at(9))
     after = read_account(tmp_path / "run")
     assert max(e.round for e in read_entries(Journal(tmp_path / "run" / "ledger.jsonl"))) >= 9
-    result = go(replace(plan, rounds=10), tmp_path / "run", True, SECRET)
+    result = go(plan.changed(rounds=10), tmp_path / "run", True, SECRET)
     run = after.ledger.run
     extra = read_account(tmp_path / "run").ledger.extra
     assert extra == 1, "round 9 was released, and lost with the crash"
@@ -162,7 +162,7 @@ def test_a_crash_between_journal_and_plan_loses_nothing(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(RunFolder, "replan", crash)
     with pytest.raises(Killed):
-        go(replace(PLAN, rounds=10), tmp_path / "run")
+        go(PLAN.changed(rounds=10), tmp_path / "run")
     before = read_account(tmp_path / "run").statement()
     assert before.rounds == 6 and len(before.parts) == 1, "no further round has been released"
 
@@ -172,9 +172,9 @@ def test_a_crash_between_journal_and_plan_loses_nothing(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(RunFolder, "replan", half)
     with pytest.raises(Killed):
-        go(replace(PLAN, rounds=10), tmp_path / "run")
+        go(PLAN.changed(rounds=10), tmp_path / "run")
     monkeypatch.setattr(RunFolder, "replan", replan)
-    more = go(replace(PLAN, rounds=10), tmp_path / "run")
+    more = go(PLAN.changed(rounds=10), tmp_path / "run")
     run = read_account(tmp_path / "run").ledger.run
     assert more.privacy.towards("server").epsilon == math.fsum([alone(6, run), alone(4, run)])
 
@@ -186,7 +186,7 @@ def test_a_plan_that_was_edited_by_hand_adds_all_the_same(tmp_path: Path) -> Non
         path = tmp_path / "run" / name
         path.write_text(path.read_text().replace('"rounds": 6', '"rounds": 10'))
         path.write_text(path.read_text().replace("rounds = 6\n", "rounds = 10\n"))
-    more = go(replace(PLAN, rounds=10), tmp_path / "run")
+    more = go(PLAN.changed(rounds=10), tmp_path / "run")
     run = read_account(tmp_path / "run").ledger.run
     assert more.privacy.towards("server").epsilon == math.fsum([alone(6, run), alone(4, run)])
     lines = (tmp_path / "run" / "ledger.jsonl").read_text().splitlines(keepends=True)
@@ -208,29 +208,29 @@ def test_a_budget_file_grants_further_rounds_or_refuses_them(tmp_path: Path) -> 
     go(PLAN, tmp_path / "run", False, budget=budget)
     before = {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir() if p.is_file()}
     with refuses("budget-too-small: 54 rounds"):
-        go(replace(PLAN, rounds=60), tmp_path / "run", budget=budget)
+        go(PLAN.changed(rounds=60), tmp_path / "run", budget=budget)
     after = {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir() if p.is_file()}
     for name in ("config.toml", "setting.json", "ledger.jsonl", "privacy.json", "metrics.jsonl"):
         assert before[name] == after[name], name
-    more = go(replace(PLAN, rounds=8), tmp_path / "run", budget=budget)
+    more = go(PLAN.changed(rounds=8), tmp_path / "run", budget=budget)
     contents = BudgetFile(path).read()
     granted, delta = contents.spent
     assert len(contents.grants) == 2 and delta == 2 * run.delta
     said = more.privacy
     assert granted >= max(said.towards("server").epsilon, said.towards("server").given)
     assert delta == said.delta
-    go(replace(PLAN, rounds=8), tmp_path / "run", budget=budget)
+    go(PLAN.changed(rounds=8), tmp_path / "run", budget=budget)
     assert len(BudgetFile(path).read().grants) == 2, "resuming asks for nothing again"
 
 
 def test_a_target_halts_the_further_rounds(tmp_path: Path) -> None:
-    probe = go(replace(PLAN, rounds=7), tmp_path / "probe", False)
+    probe = go(PLAN.changed(rounds=7), tmp_path / "probe", False)
     run = read_account(tmp_path / "probe").ledger.run
     assert probe.rounds == 7
     target = alone(6, run) + alone(2, run) + 1e-6
     budget = Budget(target_epsilon=target)
     go(PLAN, tmp_path / "run", False, budget=budget)
-    more = go(replace(PLAN, rounds=12), tmp_path / "run", budget=budget)
+    more = go(PLAN.changed(rounds=12), tmp_path / "run", budget=budget)
     assert more.ended == "budget" and more.rounds == 8
     assert more.privacy.towards("server").epsilon <= target
 
@@ -239,7 +239,7 @@ def test_a_target_halts_the_further_rounds(tmp_path: Path) -> None:
 def test_what_each_user_may_spend_holds_over_all_parts(tmp_path: Path, privacy) -> None:
     """A user declines where its sum over the parts, found here from the journal alone, would exceed
     its ε, and takes part wherever it would not."""
-    full = replace(PLAN, user_ratio=1.0)
+    full = PLAN.changed(user_ratio=1.0)
     go(full, tmp_path / "probe", False, privacy)
     run = read_account(tmp_path / "probe").ledger.run
     # Six participations and two more fit, three more do not.
@@ -258,13 +258,13 @@ def test_what_each_user_may_spend_holds_over_all_parts(tmp_path: Path, privacy) 
 
 
 def test_users_of_different_pasts_decline_at_different_times(tmp_path: Path) -> None:
-    run_folder, longer = tmp_path / "run", replace(PLAN, rounds=14)
+    run_folder, longer = tmp_path / "run", PLAN.changed(rounds=14)
     go(PLAN, tmp_path / "probe", False)
     run = read_account(tmp_path / "probe").ledger.run
     cap = spent(run, 4) + spent(run, 2)
     budget = Budget(user_epsilon=cap)
     go(PLAN, run_folder, False, budget=budget)
-    go(replace(PLAN, rounds=10), run_folder, budget=budget)
+    go(PLAN.changed(rounds=10), run_folder, budget=budget)
     go(longer, run_folder, budget=budget)  # three parts
     counts, declined = [[0] * 3 for _ in range(8)], 0
     streams = Randomness(longer.seed)
@@ -282,7 +282,7 @@ def test_users_of_different_pasts_decline_at_different_times(tmp_path: Path) -> 
 
 
 def test_a_budget_file_covers_capped_users_of_a_longer_second_part(tmp_path: Path) -> None:
-    full = replace(PLAN, rounds=2, user_ratio=1.0)
+    full = PLAN.changed(rounds=2, user_ratio=1.0)
     go(full, tmp_path / "probe", False)
     run = read_account(tmp_path / "probe").ledger.run
     path = tmp_path / "budget.jsonl"
@@ -297,17 +297,17 @@ def test_a_budget_file_covers_capped_users_of_a_longer_second_part(tmp_path: Pat
 @pytest.mark.parametrize("rounds", [10, 14])
 def test_the_average_goes_on_or_begins_anew(tmp_path: Path, rounds: int) -> None:
     """Where the longer plan's tail begins after what is done, it is that of a run planned so."""
-    plan = replace(PLAN, averaging="tail", tail=0.5)
+    plan = PLAN.changed(averaging="tail", tail=0.5)
     go(plan, tmp_path / "run", False)
-    more = go(replace(plan, rounds=rounds), tmp_path / "run")
-    whole = go(replace(plan, rounds=rounds), tmp_path / "whole", False)
+    more = go(plan.changed(rounds=rounds), tmp_path / "run")
+    whole = go(plan.changed(rounds=rounds), tmp_path / "whole", False)
     assert torch.equal(more.params, whole.params) == (rounds == 14)
 
 
 def test_without_privacy_there_is_nothing_to_add(tmp_path: Path) -> None:
     go(PLAN, tmp_path / "run", False, None)
-    more = go(replace(PLAN, rounds=10), tmp_path / "run", True, None)
-    whole = go(replace(PLAN, rounds=10), tmp_path / "whole", False, None)
+    more = go(PLAN.changed(rounds=10), tmp_path / "run", True, None)
+    whole = go(PLAN.changed(rounds=10), tmp_path / "whole", False, None)
     assert torch.equal(more.params, whole.params) and not more.privacy.guarantee
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 from privacy.explicit_pairs import gaussian_epsilon
@@ -85,7 +84,7 @@ def test_more_rounds_do_not_make_it_free(tmp_path, limit):
     budget = Budget(delta=DELTA, **{limit: most})
     given = (centred(), Logistic(4, 3), fedavg())
     for rounds in (3, 7):
-        plan = replace(PLAN, rounds=rounds)
+        plan = PLAN.changed(rounds=rounds)
         result = train(*given, plan, Gaussian(noise=NOISE), budget=budget, out=tmp_path / "run",
                        resume=rounds == 7)  # fmt: skip
     said = result.privacy

@@ -355,7 +355,7 @@ def train_until_checkpoint(federation, folder):
             raise Cut
 
     with pytest.raises(Cut):
-        plan = replace(PLAN, checkpoint_every=1)
+        plan = PLAN.changed(checkpoint_every=1)
         train(federation, Logistic(40, 10), fedprox(0.1), plan, NOISY, out=folder, observer=stop)
     for name, sign in (("config.toml", " = "), ("setting.json", '": ')):
         text = (folder / name).read_text()
@@ -426,7 +426,7 @@ def test_a_run_killed_before_its_configuration_was_written(federation, tmp_path)
 
 def test_a_ledger_without_its_description(federation, tmp_path):
     """Rounds on record and no ledger.json: not a new run."""
-    plan = replace(PLAN, checkpoint_every=6)
+    plan = PLAN.changed(checkpoint_every=6)
     with pytest.raises(Cut):
         train(
             federation, Logistic(40, 10), fedavg(), plan, NOISY, out=tmp_path / "run", observer=cut

@@ -7,7 +7,6 @@ import random
 import shutil
 import stat
 import tomllib
-from dataclasses import replace
 
 import pytest
 import torch
@@ -111,10 +110,10 @@ def test_a_run_without_a_seed_and_without_secret_noise_is_that_of_seed_0(tmp_pat
     assert [tomllib.loads(text)["plan"]["seed"] for text in texts] == [0, 0]
     models = [
         from_python(federation, secret=False, plan=plan).params
-        for plan in (PLAN, replace(PLAN, seed=0))
+        for plan in (PLAN, PLAN.changed(seed=0))
     ]
     assert torch.equal(*models)
-    other = from_python(federation, secret=False, plan=replace(PLAN, seed=1)).params
+    other = from_python(federation, secret=False, plan=PLAN.changed(seed=1)).params
     assert not torch.equal(models[0], other)
 
 
@@ -123,7 +122,7 @@ def test_first_weights_keep_seed_0(federation):
     secret = Gaussian(noise=6.0, secret=True)
 
     def first(seed, privacy=secret):
-        plan = replace(PLAN, seed=seed)
+        plan = PLAN.changed(seed=seed)
         setting = Setting(federation.roster, task, fedavg(), plan, privacy)
         return State.initial(setting, torch.device("cpu")).params
 
@@ -140,7 +139,7 @@ def test_python_draws_as_the_command_does(tmp_path, federation, folder):
     if folder:
         assert draws(tmp_path / "a") != draws(tmp_path / "b")
         assert stated(tmp_path / "a").guarantees == said[0].guarantees
-    given = from_python(federation, plan=replace(PLAN, seed=0)).privacy
+    given = from_python(federation, plan=PLAN.changed(seed=0)).privacy
     assert given.quotes_given and given.epsilon == given.towards("server").given
 
 
@@ -189,7 +188,7 @@ def test_another_seed_is_refused_on_resume(tmp_path, federation):
     with pytest.raises(Crash):
         from_python(federation, tmp_path / "run", observer=die_after(3))
     with refuses("configuration-changed: plan.seed = None"):
-        from_python(federation, tmp_path / "run", plan=replace(PLAN, seed=0), resume=True)
+        from_python(federation, tmp_path / "run", plan=PLAN.changed(seed=0), resume=True)
 
 
 # --- what makes a simulation is bound to the folder
@@ -239,7 +238,7 @@ def test_the_journal_tells_no_seed(tmp_path, federation):
     """Whoever has the journal cannot find a small seed by trying: the mark is under a key."""
     folders = [tmp_path / name for name in ("a", "b")]
     for folder in folders:
-        from_python(federation, folder, secret=False, plan=replace(PLAN, seed=7))
+        from_python(federation, folder, secret=False, plan=PLAN.changed(seed=7))
     marks = [read_account(folder).drawn.mark for folder in folders]
     assert marks[0] != marks[1] and None not in marks
 
@@ -268,7 +267,7 @@ def test_python_runs_with_a_configuration_of_their_own(tmp_path, federation, sec
     """``config`` says nothing about seeds; the journal does."""
     folders = [str(tmp_path / name) for name in ("a", "b")]
     for folder in folders:
-        plan = replace(PLAN, seed=3)
+        plan = PLAN.changed(seed=3)
         from_python(federation, folder, secret, plan, config={"title": "mine"})
     said = stated(*folders, "--fixed-in-advance")
     assert said.towards("server").epsilon is None and said.seeded is not secret
@@ -280,7 +279,7 @@ def test_python_runs_with_a_configuration_of_their_own(tmp_path, federation, sec
 def test_a_folder_without_its_seed_counts_as_shared(tmp_path, federation):
     folders = [tmp_path / name for name in ("a", "b", "c", "d")]
     for folder, seed in zip(folders, (3, 4, None, None), strict=True):
-        from_python(federation, folder, plan=replace(PLAN, seed=seed))
+        from_python(federation, folder, plan=PLAN.changed(seed=seed))
     names = [str(folder) for folder in folders]
     assert stated(*names[:2]).towards("server").epsilon > 0
     for folder in folders[1:]:
@@ -297,7 +296,7 @@ def test_runs_whose_seeds_were_given_quote_epsilon_given_the_draw(tmp_path, fede
     """Together as each of them alone does: over the draw is a smaller number."""
     folders = [tmp_path / name for name in ("a", "b")]
     for folder, seed in zip(folders, (3, 4), strict=True):
-        from_python(federation, folder, plan=replace(PLAN, seed=seed))
+        from_python(federation, folder, plan=PLAN.changed(seed=seed))
     names = [str(folder) for folder in folders]
     said = stated(*names, *advance)
     server = said.towards("server")
@@ -371,9 +370,9 @@ def test_progress_shows_the_epsilon_that_is_quoted_at_the_end(tmp_path):
 
 
 def test_progress_of_a_longer_run_adds_up_what_everybody_spent(tmp_path, federation):
-    plan = replace(PLAN, seed=3)
+    plan = PLAN.changed(seed=3)
     from_python(federation, tmp_path / "r", plan=plan)
-    longer = from_python(federation, tmp_path / "r", plan=replace(plan, rounds=7), resume=True)
+    longer = from_python(federation, tmp_path / "r", plan=plan.changed(rounds=7), resume=True)
     assert longer.privacy.quotes_given and len(longer.privacy.parts) == 2
     assert longer.final["epsilon_everybody"] == longer.privacy.epsilon
 

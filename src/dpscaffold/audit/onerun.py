@@ -256,7 +256,7 @@ class OneRunRequest:
         """From what is audited; without a ``seed`` all draws come from the operating system."""
         rng, setting = np.random.default_rng(seed), case.setting
         own = None if setting.secret and seed is None else int(rng.integers(1 << 62))
-        setting = replace(setting, plan=replace(setting.plan, seed=own))
+        setting = replace(setting, plan=setting.plan.changed(seed=own))
         return cls(setting, case.federation, case.subject.run, canaries, out, rng)
 
     def check(self) -> None:

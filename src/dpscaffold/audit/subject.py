@@ -14,6 +14,7 @@ from torch import Tensor
 from dpscaffold.algorithms import Algorithm
 from dpscaffold.audit.canary import Pair, clipped_at, federation_of, make_pair, small
 from dpscaffold.config import load
+from dpscaffold.config.plan import Plan
 from dpscaffold.data.loading import load_federation
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
@@ -34,7 +35,6 @@ from dpscaffold.randomness.streams import Randomness
 from dpscaffold.runs.ledger import read_account
 from dpscaffold.setting import Setting
 from dpscaffold.setting.gaussian import Gaussian
-from dpscaffold.setting.plan import Plan
 from dpscaffold.setting.secure import Secure
 from dpscaffold.tasks import Task
 

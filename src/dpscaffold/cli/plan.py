@@ -296,8 +296,8 @@ def _preset(
     chosen, and the limits that σ_g is solved under. At deployed sites sizes are declared with
     Poisson batches, and anybody may stay away."""
     from dpscaffold.config import Configuration
+    from dpscaffold.config.plan import Plan
     from dpscaffold.planning.recommendation import Preset
-    from dpscaffold.setting.plan import Plan
     from dpscaffold.setting.secure import Secure
 
     plan, privacy = tables.get("plan", {}), settings.privacy
@@ -320,7 +320,7 @@ def _preset(
         plan.get("weighting"),
         plan.get("regularisation", 0.0),
         settings.task.build(facts) if "task" in tables else None,
-        settings.plan.build(Plan.learning_rate),
+        settings.plan.at_rate(Plan().rate),
         budget,
         None if privacy is None else privacy.neighbours,
         declared,

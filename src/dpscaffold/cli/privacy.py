@@ -267,8 +267,8 @@ def _of_run(folder: Path, delta: float | None, several: bool = False) -> Subject
 def _of_configuration(path: Path, delta: float | None) -> Subject:
     """A configuration: the run it would make on its data."""
     from dpscaffold.config import load
+    from dpscaffold.config.plan import Plan
     from dpscaffold.data.loading import load_federation
-    from dpscaffold.setting.plan import Plan
 
     if not path.exists():
         raise BadInput(
@@ -277,7 +277,7 @@ def _of_configuration(path: Path, delta: float | None) -> Subject:
         )
     settings = load(path)
     federation = load_federation(settings.data)
-    setting = settings.setting(federation, Plan.learning_rate)  # no step size costs privacy
+    setting = settings.setting(federation, Plan().rate)  # no step size costs privacy
     run, limits = setting.describe(), settings.privacy
     if run is None or limits is None:
         return Subject(str(path), (), Facts(preparation=federation.preparation))

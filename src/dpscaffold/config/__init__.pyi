@@ -1,8 +1,8 @@
 from .algorithm import AlgorithmSettings as AlgorithmSettings
 from .configuration import Configuration as Configuration
-from .plan import FactsSettings as FactsSettings
-from .plan import PlanSettings as PlanSettings
-from .plan import StoppingSettings as StoppingSettings
+from .extras import FactsSettings as FactsSettings
+from .extras import StoppingSettings as StoppingSettings
+from .plan import Plan as Plan
 from .privacy import PrivacySettings as PrivacySettings
 from .reading import checked_facts as checked_facts
 from .reading import load as load

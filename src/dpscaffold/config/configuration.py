@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import Field, model_validator
 
-from dpscaffold.algorithms import Algorithm
+from dpscaffold.algorithms import ALGORITHMS, ITERATIVE, Algorithm
 from dpscaffold.checks import shares
 from dpscaffold.config.algorithm import AlgorithmSettings
+from dpscaffold.config.extras import FactsSettings, StoppingSettings
 from dpscaffold.config.personal import PersonalSettings, trained_by
-from dpscaffold.config.plan import (
-    FactsSettings,
-    PlanSettings,
-    StoppingSettings,
-    with_one_round,
-)
+from dpscaffold.config.plan import ONE_ROUND, Plan
 from dpscaffold.config.privacy import PrivacySettings, SecureSettings
 from dpscaffold.config.table import ConfigTable
 from dpscaffold.config.task import TaskSettings
@@ -25,6 +21,24 @@ from dpscaffold.federation import Federation
 from dpscaffold.federation.roster import Roster
 from dpscaffold.privacy import Mechanism
 from dpscaffold.setting import Secure, Setting
+
+
+def with_one_round(tables: Any) -> Any:
+    """The tables of a configuration, with the plan of one round where the algorithm takes a single
+    sum; a key of ``[plan]`` that is given stays.
+
+    >>> with_one_round({"algorithm": {"name": "fedavg"}})
+    {'algorithm': {'name': 'fedavg'}}
+    >>> with_one_round({"algorithm": {"name": ["no name"]}})  # refused later, with its key
+    {'algorithm': {'name': ['no name']}}
+    """
+    algorithm = tables.get("algorithm") if isinstance(tables, Mapping) else None
+    name = algorithm.get("name") if isinstance(algorithm, Mapping) else None
+    plan = tables.get("plan", {}) if isinstance(tables, Mapping) else None
+    once = isinstance(name, str) and name in ALGORITHMS and name not in ITERATIVE
+    if not once or not isinstance(plan, Mapping):
+        return tables
+    return {**tables, "plan": {**ONE_ROUND, **plan}}
 
 
 class Configuration(ConfigTable):
@@ -39,7 +53,7 @@ class Configuration(ConfigTable):
     data: DataSettings = Field(default_factory=Synthetic)
     task: TaskSettings = TaskSettings()
     algorithm: AlgorithmSettings = AlgorithmSettings()
-    plan: PlanSettings = PlanSettings()
+    plan: Plan = Plan()
     privacy: PrivacySettings | None = None
     secure: SecureSettings | None = None
     facts: FactsSettings | None = None
@@ -56,7 +70,8 @@ class Configuration(ConfigTable):
         matters; solves for the noise where ε is given. ``planned`` is η₀ where
         ``learning_rate = "plan"`` (:func:`~dpscaffold.planning.asked.planned_setting`)."""
         roster, given = data if isinstance(data, Roster) else data.roster, self.privacy
-        plan, algorithm, sums = self.plan.build(planned), self.trains, self.sums
+        plan = self.plan if planned is None else self.plan.at_rate(planned)
+        algorithm, sums = self.trains, self.sums
         if given is None:
             return Setting(roster, self.task.build(roster.schema), algorithm, plan, secure=sums)
         mechanism, budget = given.mechanism, given.budget

@@ -1,166 +1,247 @@
-"""``[plan]``, and next to it ``[facts]`` and ``[stopping]``."""
+"""The public plan of a run: everything about it that is neither data nor privacy nor
+performance."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import fields, replace
-from typing import Any, Literal
+from functools import cached_property
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, PrivateAttr, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
-from dpscaffold.algorithms import ALGORITHMS, ITERATIVE
-from dpscaffold.config.table import ConfigTable
+from dpscaffold.checks import floor_share, least_ratio
+from dpscaffold.config.table import RunTable
 from dpscaffold.errors import BadInput
-from dpscaffold.setting.plan import ONE_ROUND, Plan
+from dpscaffold.privacy.seeds import public_seed
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Weighting = Literal["uniform", "records", "noise"]
+Aggregation = Literal["mean", "clipped"]
+Averaging = Literal["none", "uniform", "tail"]
+Schedule = Literal["constant", "linear", "cosine", "inverse-sqrt"]
+Count = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(gt=0, le=1)]
+Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+#: One sum over all records of all users: a step of size 1 from x⁰ = 0 is the sum itself.
+ONE_ROUND: Mapping[str, int | float | str | None] = {
+    "rounds": 1,
+    "local_steps": 1,
+    "user_ratio": 1.0,
+    "data_ratio": 1.0,
+    "learning_rate": 1.0,
+    "server_rate": 1.0,
+    "regularisation": 0.0,
+    "weighting": "records",
+    "aggregation": "mean",
+    "averaging": "none",
+    "schedule": "constant",
+    "max_rounds": None,
+    "steps_by_user": None,
+}
 
 
-class PlanSettings(ConfigTable):
-    """``[plan]``: the fields of :class:`~dpscaffold.setting.plan.Plan`, which checks them."""
+class Plan(RunTable):
+    """``[plan]``: what the parties agree on before a run; stored with every result.
 
-    rounds: int = Plan.rounds
+    Its fields are the keys of the table, which explain them. T rounds; K steps of a participant in
+    a round; ⌊lM⌋ users in a round, drawn without replacement; batches of b_i = ⌊sR_i⌋ records;
+    steps of η_l = η₀/(sK) along the gradient and λy.
+
+    >>> Plan(rounds=10, user_ratio=0.25).cohort_size(users=10)
+    2
+    """
+
+    model_config = ConfigDict(strict=True)
+    table: ClassVar[str] = "plan"
+
+    rounds: Count = 100
     """T, the number of communication rounds, warm-start rounds included. Value: an integer, 1
     or more. Example: ``400``"""
-    local_steps: int = Plan.local_steps
+    local_steps: Count = 50
     """K, the number of local steps of each participant in a round. Value: an integer, 1 or
     more. Example: ``20``"""
-    user_ratio: float = Plan.user_ratio
+    user_ratio: Share = 0.2
     """l, the share of users in a round: ⌊lM⌋ users take part. Value: a number above 0 and at most
     1. Example: ``0.5``"""
-    data_ratio: float = Plan.data_ratio
+    data_ratio: Share = 0.2
     """s, the share of records in a batch: a step uses ⌊sR⌋ of a user's R records. Value: a number
     above 0 and at most 1. Example: ``0.1``"""
-    learning_rate: float | Literal["plan"] = Plan.learning_rate
+    learning_rate: Rate | Literal["plan"] = 0.5
     """η₀: the local step size is η₀/(sK). With 'plan', train chooses it from public facts. Value: a
     number above 0, or 'plan'. Example: ``0.2``"""
-    server_rate: float = Plan.server_rate
+    server_rate: Rate = 1.0
     """η_g, the server's step size: the factor of the mean of the users' updates. Value: a number
     above 0. Example: ``0.5``"""
-    regularisation: float = Plan.regularisation
+    regularisation: float = Field(default=5e-3, ge=0, allow_inf_nan=False)
     """λ, the ℓ2 term of every step, outside clipping and noise. Value: a number, 0 or more.
     Example: ``0.0``"""
-    weighting: Literal["uniform", "records", "noise"] = Plan.weighting
+    weighting: Weighting = "uniform"
     """How participants are averaged: all equally, by their numbers of records, or by their noise:
     1/(v + C²), where v is the variance of a user's noise. Example: ``"records"``"""
-    aggregation: Literal["mean", "clipped"] = Plan.aggregation
+    aggregation: Aggregation = "mean"
     """What the server makes of the users' updates: their mean, or, with 'clipped', the mean after
     those longer than the median of their round were scaled down to it, so that no single user can
     move the model far. It costs no privacy, but rules out bounds that need a plain sum. Example:
     ``"clipped"``"""
-    warm_rounds: int | None = None
+    warm_rounds: int | None = Field(default=None, ge=0)
     """The number of rounds that only set control variates (scaffold-warm); by default round(4/l).
     Value: an integer, 0 or more. Example: ``5``"""
-    averaging: Literal["none", "uniform", "tail"] = Plan.averaging
+    averaging: Averaging = "none"
     """The output model: the last one, the mean of all, or the mean of the last rounds
     ('tail'). Averaging costs no privacy. Example: ``"tail"``"""
-    tail: float = Plan.tail
+    tail: Share = 0.5
     """The share of rounds that 'tail' averages. Value: a number above 0 and at most 1. Example:
     ``0.25``"""
-    evaluate_every: int = Plan.evaluate_every
+    evaluate_every: Count = 10
     """The number of rounds between two evaluations. The last round is always evaluated. Value: an
     integer, 1 or more. Example: ``5``"""
-    checkpoint_every: int = Plan.checkpoint_every
+    checkpoint_every: Count = 10
     """The number of rounds between two checkpoints. Value: an integer, 1 or more. Example:
     ``20``"""
-    seed: int | None = None
+    seed: int | None = Field(default=None, ge=0)
     """The seed of the participants and of a network's initial weights; without secret noise also of
     batches and noise. Value: an integer, 0 or more; left out: 0, and with secret noise a new
     seed of the operating system draws the participants. Example: ``7``"""
-    max_rounds: int | None = None
+    max_rounds: Count | None = None
     """The largest T that the run may be extended to later (train --resume RUN --set plan.rounds=…).
     ε is calibrated and stated for this number of rounds. Value: an integer, plan.rounds or
     more; left out: the run is planned for plan.rounds. Example: ``800``"""
-    schedule: Literal["constant", "linear", "cosine", "inverse-sqrt"] = Plan.schedule
+    schedule: Schedule = "constant"
     """How the step size changes over the rounds: constant, linear or cosine decay to 0, or divided
     by the square root of the round number. Example: ``"cosine"``"""
-    steps_by_user: tuple[int, ...] | None = None
+    steps_by_user: Annotated[tuple[Count, ...], Field(min_length=1, strict=False)] | None = None
     """The number of local steps of each user, in the users' order, if they differ. The largest must
     be plan.local_steps, which is used for accounting (algorithm fednova). Value: a list of
     integers, 1 or more. Example: ``[50, 20, 10]``"""
-    _built: Plan = PrivateAttr()
+
+    @classmethod
+    def one_round(cls, seed: int | None = None) -> Plan:
+        """The plan of one sum over all records of all users (:func:`~dpscaffold.ridge`).
+
+        >>> Plan.one_round().step_size
+        1.0
+        """
+        return cls(**ONE_ROUND, seed=seed)  # type: ignore[arg-type]
 
     @model_validator(mode="after")
-    def _checked(self) -> PlanSettings:
-        values = self.model_dump()
-        if self.learning_rate == "plan":
-            values["learning_rate"] = Plan.learning_rate
-        self._built = Plan(**values)
+    def _agreeing(self) -> Plan:
+        """What keys say of each other."""
+        if self.max_rounds is not None and self.max_rounds < self.rounds:
+            raise BadInput(
+                "out-of-range",
+                f"plan.max_rounds is {self.max_rounds}, and plan.rounds is {self.rounds}; give "
+                f"at least as many, or leave plan.max_rounds out",
+            )
+        steps = self.steps_by_user
+        if steps is not None and max(steps) != self.local_steps:
+            raise BadInput(
+                "steps-disagree",
+                f"plan.local_steps is {self.local_steps}, and the largest of plan.steps_by_user is "
+                f"{max(steps)}; set plan.local_steps = {max(steps)}, which is what is accounted",
+            )
         return self
+
+    def at_rate(self, rate: float) -> Plan:
+        """This plan; where η₀ is still to be chosen, with this one."""
+        return self.changed(learning_rate=rate) if self.learning_rate == "plan" else self
 
     @property
     def rate(self) -> float:
-        """η₀ where it is a number."""
-        return self.build().learning_rate
-
-    def build(self, planned: float | None = None) -> Plan:
-        """The plan; ``planned`` is what ``learning_rate = "plan"`` came to, or represents it."""
-        if self.learning_rate != "plan":
-            return self._built
-        if planned is None:
+        """η₀, refused where it is still to be chosen."""
+        if self.learning_rate == "plan":
             raise BadInput(
                 "learning-rate-not-planned",
                 "plan.learning_rate is 'plan', which 'train' chooses from the roster; give a "
                 "number here, for example the one that 'dpscaffold plan' recommends",
             )
-        return replace(self._built, learning_rate=planned)
+        return self.learning_rate
 
+    @cached_property
+    def planned(self) -> int:
+        """The T that is accounted for: the largest that was fixed in advance."""
+        return self.rounds if self.max_rounds is None else self.max_rounds
 
-def with_one_round(tables: Any) -> Any:
-    """The tables of a configuration, with the plan of one round where the algorithm takes a single
-    sum; a key of ``[plan]`` that is given stays.
+    @cached_property
+    def public_seed(self) -> int:
+        """The seed of first weights, and of all draws of a run without secret noise."""
+        return public_seed(self.seed)
 
-    >>> with_one_round({"algorithm": {"name": "fedavg"}})
-    {'algorithm': {'name': 'fedavg'}}
-    >>> with_one_round({"algorithm": {"name": ["no name"]}})  # refused later, with its key
-    {'algorithm': {'name': ['no name']}}
-    """
-    algorithm = tables.get("algorithm") if isinstance(tables, Mapping) else None
-    name = algorithm.get("name") if isinstance(algorithm, Mapping) else None
-    plan = tables.get("plan", {}) if isinstance(tables, Mapping) else None
-    once = isinstance(name, str) and name in ALGORITHMS and name not in ITERATIVE
-    if not once or not isinstance(plan, Mapping):
-        return tables
-    return {**tables, "plan": {**ONE_ROUND, **plan}}
+    @cached_property
+    def step_size(self) -> float:
+        """η_l = η₀/(sK)."""
+        return self.rate / (self.data_ratio * self.local_steps)
 
+    def step_size_in(self, round: int) -> float:
+        """η_l in a round, by the schedule; rounds count from 1.
 
-class FactsSettings(ConfigTable):
-    """``[facts]``: what is public about the data, for ``dpscaffold plan`` and
-    ``plan.learning_rate = "plan"``."""
+        >>> plan = Plan(4, local_steps=1, data_ratio=1.0, learning_rate=1.0, schedule="linear")
+        >>> [plan.step_size_in(t) for t in (1, 2, 3, 4)]
+        [1.0, 0.75, 0.5, 0.25]
+        """
+        if self.schedule == "constant":
+            return self.step_size
+        if self.schedule == "inverse-sqrt":
+            return self.step_size / math.sqrt(round)
+        left = 1 - (round - 1) / max(self.planned, round)
+        share = left if self.schedule == "linear" else (1 - math.cos(math.pi * left)) / 2
+        return self.step_size * share
 
-    users: int | None = None
-    """M, the publicly known number of users. Example: ``100``"""
-    records: int | tuple[int, ...] | None = None
-    """The number of training records of a user: one number, or one per user. Example: ``4000``"""
-    features: int | None = None
-    """The number of features after preprocessing. Example: ``40``"""
-    classes: int | None = None
-    """The number of classes; 0 if a number is predicted. Example: ``10``"""
-    similarity: float | Literal["unknown"] = "unknown"
-    """γ, the similarity of the users in per cent; 'unknown' assumes 0. Example: ``10.0``"""
-    row_norm: float | Literal["none"] | None = None
-    """The row norm that preprocessing guarantees, or 'none'. By default 1 for a plan; in training
-    it is read from the schema. Example: ``1.0``"""
-    secure_sums: bool = False
-    """Whether secure sums are available, so that a plan may use them if they are better. Example:
-    ``true``"""
-    planned: tuple[str, ...] = ()
-    """The keys that were chosen from public facts; written by 'plan' and 'train'. Example:
-    ``["plan.learning_rate"]``"""
+    def steps_of(self, user: int) -> int:
+        """K_i, or K where all users take as many steps."""
+        return self.local_steps if self.steps_by_user is None else self.steps_by_user[user]
 
+    def cohort_size(self, users: int) -> int:
+        """m = ⌊lM⌋; refuses an empty round."""
+        count = floor_share(self.user_ratio, users)
+        if count < 1:
+            raise BadInput(
+                "no-participants",
+                f"plan.user_ratio is {self.user_ratio}, which selects no one of {users} users; "
+                f"use at least {least_ratio(users)}",
+            )
+        return count
 
-class StoppingSettings(ConfigTable):
-    """``[stopping]``: end a run early by public rows
-    (:class:`~dpscaffold.training.stopping.Stopping`)."""
+    def shares(self, sizes: Tensor) -> tuple[Tensor, int]:
+        """b_i of users who hold ``sizes`` records, (M,), and m."""
+        _ = self.step_size, self.planned  # what engines and accountants ask for next
+        if self.steps_by_user is not None and len(self.steps_by_user) != len(sizes):
+            raise BadInput(
+                "count-differs",
+                f"plan.steps_by_user has {len(self.steps_by_user)} numbers for {len(sizes)} users; "
+                f"give one for each user, in their order",
+            )
+        return self.batch_sizes(sizes), self.cohort_size(len(sizes))
 
-    path: str
-    """A CSV or Parquet file of public raw rows. The run stops when their metric no longer improves;
-    ε is still that of all planned rounds. Example: ``"public.csv"``"""
-    label: str | None = None
-    """The label column of this file; by default that of the data. Example: ``"readmitted"``"""
-    patience: int = Field(default=5, ge=1)
-    """The number of evaluations without an improvement after which the run stops. Example:
-    ``10``"""
+    def batch_sizes(self, sizes: Tensor) -> Tensor:
+        """b_i = ⌊sR_i⌋ for every user, (M,); refuses an empty batch."""
+        batch_sizes = (self.data_ratio * sizes.double() + 1e-9).floor().to(sizes.dtype)
+        if bool((batch_sizes < 1).any()):
+            user = int((batch_sizes < 1).nonzero()[0])
+            size = int(sizes[user])
+            raise BadInput(
+                "empty-batch",
+                f"plan.data_ratio is {self.data_ratio}, which leaves user {user} with {size} "
+                f"records an empty batch; use at least {least_ratio(size)} or leave that user out",
+            )
+        return batch_sizes
 
+    def averaged_from(self, warm_rounds: int) -> float:
+        """The first round whose x is part of the averaged output; ∞ where none is."""
+        if self.averaging == "none":
+            return math.inf
+        if self.averaging == "uniform":
+            return warm_rounds + 1
+        last = max(1, math.ceil(self.tail * (self.rounds - warm_rounds)))
+        return max(warm_rounds, self.rounds - last) + 1
 
-assert {f.name for f in fields(Plan)} == set(PlanSettings.model_fields), (
-    "[plan] and Plan must have the same fields"
-)
+    def averages(self, round: int, warm_rounds: int) -> bool:
+        """Whether x^round is part of the averaged output."""
+        return round >= self.averaged_from(warm_rounds)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields by name."""
+        return self.model_dump()

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from dpscaffold.config.configuration import Configuration
-from dpscaffold.config.plan import FactsSettings
+from dpscaffold.config.extras import FactsSettings
 from dpscaffold.data.config import BLANK
 from dpscaffold.data.sentences import members, mistake_of
 from dpscaffold.errors import BadInput, nearest

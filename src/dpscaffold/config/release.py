@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from dpscaffold.config import Configuration
+from dpscaffold.config.plan import Plan
 from dpscaffold.data.prepared import Shift, Standardised
 from dpscaffold.data.tables.cells import toml_key, toml_text
 from dpscaffold.data.tables.codec import Coding
@@ -20,7 +21,6 @@ from dpscaffold.federation import Federation
 from dpscaffold.privacy import charged
 from dpscaffold.privacy.preparation import WITHIN, Preparation
 from dpscaffold.setting import Setting
-from dpscaffold.setting.plan import Plan
 
 PREPROCESSING, MEDIAN = "unprotected-preprocessing", "median-clip"
 
@@ -30,7 +30,7 @@ def for_release(settings: Configuration, federation: Federation) -> Configuratio
     privacy = settings.privacy
     if privacy is None or not privacy.release:
         return settings
-    setting = settings.setting(federation, Plan.learning_rate)  # no step size costs privacy
+    setting = settings.setting(federation, Plan().rate)  # no step size costs privacy
     _refuse_open_doors(setting, federation, privacy.allow or ())
     return settings.model_copy(update={"privacy": privacy.changed(secret=True)})
 

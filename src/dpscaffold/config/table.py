@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Self, get_args
+from typing import Any, ClassVar, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationInfo, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, model_validator
 
-from dpscaffold.errors import BadValue
+from dpscaffold.data.sentences import mistake_of
+from dpscaffold.errors import BadInput, BadValue
 
 
 class ConfigTable(BaseModel):
@@ -21,7 +22,7 @@ class ConfigTable(BaseModel):
     @classmethod
     def _numbers(cls, given: Any, info: ValidationInfo) -> Any:
         """``true`` is no 1: a switch where a number stands is a mistake."""
-        if isinstance(given, dict):
+        if isinstance(given, dict) and not cls.model_config.get("strict"):
             for key, value in given.items():
                 if isinstance(value, bool) and cls._number(key):
                     raise BadValue(
@@ -43,6 +44,34 @@ class ConfigTable(BaseModel):
     def changed(self, **values: Any) -> Self:
         """The table with some keys set, checked again: what was built of it is built again."""
         return type(self).model_validate({**self.model_dump(exclude_unset=True), **values})
+
+
+class RunTable(ConfigTable):
+    """A table that is also made in Python, as a part of a run: by keyword or in the order of its
+    fields. What is wrong is one sentence in both places."""
+
+    table: ClassVar[str]
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        fields = type(self).model_fields
+        if len(given) > len(fields):
+            raise BadInput(
+                "wrong-type",
+                f"{self.table} is given {len(given)} values in a row, and it has {len(fields)}; "
+                f"name them, such as {next(iter(fields))}=…",
+            )
+        in_order = dict(zip(fields, given, strict=False))
+        try:
+            super().__init__(**in_order, **named)
+        except ValidationError as error:
+            raise BadInput(*mistake_of(error, type(self), self.table)) from None
+
+    # A table of a file is checked in one go, so that what is wrong is named by its place there.
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
+
+    def changed(self, **values: Any) -> Self:
+        """This with some fields replaced, and checked again."""
+        return type(self)(**{**self.model_dump(exclude_unset=True), **values})
 
 
 def _with_tuples(value: Any) -> Any:

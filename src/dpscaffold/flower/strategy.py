@@ -24,6 +24,7 @@ from torch import nn
 
 from dpscaffold.algorithms import Algorithm, Broadcast, scaffold
 from dpscaffold.config import AlgorithmSettings
+from dpscaffold.config.plan import Plan
 from dpscaffold.deployment.protocol.agreement import Offer, offer_of
 from dpscaffold.deployment.protocol.enrolment import EnrolledRun
 from dpscaffold.deployment.protocol.messages import (
@@ -56,7 +57,6 @@ from dpscaffold.privacy.numbers import round_up
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.setting import Setting
 from dpscaffold.setting.gaussian import Gaussian
-from dpscaffold.setting.plan import Plan
 
 _LOG = logging.getLogger("flwr")
 CPU = torch.device("cpu")
@@ -388,7 +388,7 @@ class Strategy(FlowerStrategy):  # type: ignore[misc]
             roster_of(self.offer, enrolled),
             self.task,
             self.offer.build_algorithm(),
-            self.offer.plan.build(),
+            self.offer.plan,
             self.offer.privacy,
         )
         state = State.initial(setting, CPU)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from statistics import median_low
 
 from dpscaffold.config import Configuration, FactsSettings
+from dpscaffold.config.plan import Plan
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
 from dpscaffold.federation.schema import Prepared
@@ -16,7 +17,6 @@ from dpscaffold.planning.surrogate import SurrogateAssumptions
 from dpscaffold.planning.trial import choose_rate
 from dpscaffold.setting import Setting
 from dpscaffold.setting.budgets import DEFAULT
-from dpscaffold.setting.plan import Plan
 
 
 def planned_setting(settings: Configuration, federation: Federation) -> Setting:
@@ -25,8 +25,8 @@ def planned_setting(settings: Configuration, federation: Federation) -> Setting:
     if settings.plan.learning_rate != "plan":
         return settings.setting(federation)
     # The noise is solved first: it depends on no step size, and the planning on it.
-    setting = settings.setting(federation, Plan.learning_rate)
-    return replace(setting, plan=settings.plan.build(planned_rate(setting, settings.facts)))
+    setting = settings.setting(federation, Plan().rate)
+    return replace(setting, plan=settings.plan.at_rate(planned_rate(setting, settings.facts)))
 
 
 def planned_rate(setting: Setting, facts: FactsSettings | None) -> float:

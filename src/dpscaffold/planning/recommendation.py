@@ -18,6 +18,7 @@ import torch
 from dpscaffold.algorithms import ALGORITHMS, Algorithm, Cohort, Known, Server
 from dpscaffold.algorithms.registry import RIVALS
 from dpscaffold.checks import choice, least_ratio
+from dpscaffold.config.plan import Plan, Weighting
 from dpscaffold.errors import BadInput
 from dpscaffold.planning.facts import Facts, Limits, least_batch_ratio
 from dpscaffold.planning.nearest import unmet
@@ -28,7 +29,6 @@ from dpscaffold.privacy.mechanism import Delta, Relation, Unit
 from dpscaffold.setting import Setting
 from dpscaffold.setting.budget import Budget, View
 from dpscaffold.setting.gaussian import Gaussian
-from dpscaffold.setting.plan import Plan, Weighting
 from dpscaffold.setting.secure import Secure
 from dpscaffold.tasks import LOSSES, Linear, Logistic, Task
 from dpscaffold.training.events import Listener, silence
@@ -300,8 +300,8 @@ def _setting(
 def _plan(goal: Goal, preset: Preset, share: float, ratio: float, steps: int, rounds: int) -> Plan:
     """The plan of a candidate; what the configuration settles stays."""
     weighting: Weighting = "records" if goal.unit == "record" else "uniform"
-    return replace(
-        preset.plan or Plan(),
+    given = preset.plan or Plan()
+    return given.changed(
         rounds=rounds,
         local_steps=steps,
         user_ratio=share,
@@ -309,7 +309,7 @@ def _plan(goal: Goal, preset: Preset, share: float, ratio: float, steps: int, ro
         regularisation=preset.regularisation,
         weighting=preset.weighting or weighting,
         averaging="tail",
-        tail=Plan.tail if preset.tail is None else preset.tail,
+        tail=Plan().tail if preset.tail is None else preset.tail,
     )
 
 

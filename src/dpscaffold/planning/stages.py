@@ -135,7 +135,7 @@ def best_of(chosen: Choice, finer: Sequence[StepSizeTrial]) -> Choice:
 
 def at_rate(choice: Choice) -> Choice:
     """The choice with its own best η₀ in its setting."""
-    plan = replace(choice.setting.plan, learning_rate=choice.rate)
+    plan = choice.setting.plan.changed(learning_rate=choice.rate)
     return replace(choice, setting=replace(choice.setting, plan=plan))
 
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -245,8 +245,7 @@ class SurrogateSetting:
         distance of all rounds stay, and so does the noise that they gather."""
         setting, shape = self.setting, self.shape
         ratio = shape.batch / shape.records
-        plan = replace(
-            setting.plan,
+        plan = setting.plan.changed(
             rounds=shape.rounds,
             max_rounds=None,
             local_steps=shape.steps,

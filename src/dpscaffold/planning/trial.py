@@ -368,7 +368,7 @@ class Bench:
 def _choice(setting: Setting, trials: dict[float, StepSizeTrial]) -> Choice:
     ordered = tuple(trials[rate] for rate in sorted(trials))
     choice = Choice(setting, ordered)
-    plan = replace(setting.plan, learning_rate=choice.rate)
+    plan = setting.plan.changed(learning_rate=choice.rate)
     return replace(choice, setting=replace(setting, plan=plan))
 
 

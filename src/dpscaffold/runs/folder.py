@@ -44,6 +44,7 @@ from dpscaffold.atomic import (
     write_text,
     write_texts,
 )
+from dpscaffold.config.plan import Plan
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.page import Statement
 from dpscaffold.privacy.seeds import SEED, Seed
@@ -53,7 +54,6 @@ from dpscaffold.runs.further import refuse_further
 from dpscaffold.runs.history import HistoryRow
 from dpscaffold.runs.summary import Summary
 from dpscaffold.runs.written import plain, versions
-from dpscaffold.setting.plan import Plan
 
 #: What a run that was killed before it had a configuration may leave behind.
 BEGUN = ("versions.json", "run.json", "setting.json", KEY, SEED, ".lock")

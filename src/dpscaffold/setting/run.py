@@ -15,6 +15,7 @@ from torch import Tensor
 from dpscaffold.algorithms import Algorithm, Known
 from dpscaffold.algorithms.base import MomentRule, RidgeRule
 from dpscaffold.algorithms.fedavg import add_mean_move
+from dpscaffold.config.plan import ONE_ROUND, Plan
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.roster import Roster
 from dpscaffold.privacy import (
@@ -43,7 +44,6 @@ from dpscaffold.setting.budgets import (
 )
 from dpscaffold.setting.gaussian import Gaussian, choose_relation
 from dpscaffold.setting.identity import algorithm_identity, task_identity
-from dpscaffold.setting.plan import ONE_ROUND, Plan
 from dpscaffold.setting.secure import Secure, SumPlan
 from dpscaffold.tasks import Task
 from dpscaffold.tasks.fitting import check_task
@@ -528,7 +528,10 @@ class Setting:
 
 def _fields(value: Plan | Gaussian | Budget | Secure) -> dict[str, Any]:
     """The fields that were given, by name, in plain values."""
-    given = {f.name: getattr(value, f.name) for f in fields(value) if f.init}
+    if isinstance(value, Plan):
+        given = value.to_dict()
+    else:
+        given = {f.name: getattr(value, f.name) for f in fields(value) if f.init}
     return {name: list(one) if isinstance(one, tuple) else one for name, one in given.items()}
 
 

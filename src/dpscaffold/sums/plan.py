@@ -12,6 +12,7 @@ from pydantic import ConfigDict, Field, ValidationError
 
 from dpscaffold.algorithms import ALGORITHMS, ITERATIVE
 from dpscaffold.config import AlgorithmSettings, ConfigTable, PrivacySettings, TaskSettings
+from dpscaffold.config.plan import Plan
 from dpscaffold.data.sentences import mistake_of
 from dpscaffold.deployment.protocol.agreement import Offer, SchemaSettings, offer_of
 from dpscaffold.deployment.protocol.enrolment import EnrolledRun
@@ -23,7 +24,6 @@ from dpscaffold.errors import BadInput
 from dpscaffold.runs.ledger import MAY_STAY_AWAY
 from dpscaffold.setting import Setting
 from dpscaffold.setting.gaussian import Gaussian
-from dpscaffold.setting.plan import Plan
 from dpscaffold.setting.secure import Secure, SumGrid
 from dpscaffold.tasks.ridge import RidgeSums
 

@@ -12,7 +12,6 @@ from typing import Any
 from dpscaffold.algorithms.failing import own_failures
 from dpscaffold.checks import instance
 from dpscaffold.config import Configuration, load
-from dpscaffold.config.plan import PlanSettings
 from dpscaffold.config.release import for_release
 from dpscaffold.data.config import located
 from dpscaffold.data.loading import load_federation
@@ -124,8 +123,8 @@ def run_seeds(
     places = [folder / f"seed-{seed}" for seed in range(first, first + count)]
     new = [not place.exists() for place in places]  # one that fails goes on where it was stored
     for k, place in enumerate(places):
-        plan = settings.plan.model_copy(update={"seed": first + k})
-        one = settings.model_copy(update={"plan": PlanSettings.model_validate(plan.model_dump())})
+        plan = settings.plan.changed(seed=first + k)
+        one = settings.model_copy(update={"plan": plan})
         again = place.exists() and (resume or new[k])
         run_settings(one, place, again, federation=federation, **options)
     return places

@@ -8,6 +8,7 @@ from typing import Any
 
 from dpscaffold.algorithms import Algorithm
 from dpscaffold.checks import instance
+from dpscaffold.config.plan import Plan
 from dpscaffold.engines import Hardware
 from dpscaffold.engines.ranks import Ranks
 from dpscaffold.errors import BadInput
@@ -17,7 +18,6 @@ from dpscaffold.runs.history import HistoryRow
 from dpscaffold.setting import Setting
 from dpscaffold.setting.budget import Budget
 from dpscaffold.setting.gaussian import Gaussian
-from dpscaffold.setting.plan import Plan
 from dpscaffold.setting.secure import Secure
 from dpscaffold.tasks import Task
 from dpscaffold.tasks.fitting import require_task

@@ -96,7 +96,7 @@ def cause(setting: Setting, statement: Statement, overshoots: bool, named: bool 
     private."""
     privacy, plan = setting.privacy, setting.plan
     if privacy is None or privacy.noise == 0:
-        rate = f"lower plan.learning_rate (now {plan.learning_rate:g})"
+        rate = f"lower plan.learning_rate (now {plan.rate:g})"
         more = f"more rounds may help (plan.rounds is {plan.rounds})"
         return f"the step size is too large: {rate}" if overshoots else more
     if privacy.clip == "median":
@@ -126,8 +126,7 @@ def _cause_of_noise(setting: Setting, tuned: str, overshoots: bool) -> str:
     assert privacy is not None
     if overshoots and "plan" not in tuned and setting.roster.schema.target.kind != "labels":
         return (
-            f"the step size {plan.learning_rate:g} is too large for the noise: --set "
-            f"plan.learning_rate=plan"
+            f"the step size {plan.rate:g} is too large for the noise: --set plan.learning_rate=plan"
         )
     loud = _noise(setting) * math.sqrt(setting.task.parameters)
     if loud > LOUD and (privacy.sampling, privacy.unit) == ("fixed", "record"):
@@ -168,13 +167,13 @@ def _candidates(setting: Setting, epsilon: Epsilon | None) -> list[tuple[str, An
     if plan.weighting == "uniform" and len(set(setting.roster.sizes)) > 1:
         loudest = (dominating_site(setting) or "").partition(";")[0].replace("(", "of ").strip(")")
         why = "sites with few records count as much as large ones"
-        changed = replace(setting, plan=replace(plan, weighting="records"))
+        changed = replace(setting, plan=plan.changed(weighting="records"))
         found.append(
             ("plan.weighting", "records", f"{why} ({loudest})" if loudest else why, changed)
         )
     if setting.cohort_size < setting.users <= FEW_USERS and epsilon:
         why = f"only {setting.cohort_size} of {setting.users} sites take part in a round"
-        changed = replace(setting, plan=replace(plan, user_ratio=1.0)).calibrated(epsilon)
+        changed = replace(setting, plan=plan.changed(user_ratio=1.0)).calibrated(epsilon)
         found.append(("plan.user_ratio", 1, why, changed))
     if _keeps_noise(setting):
         why = f"the control variates of {setting.algorithm.name} keep the noise of small sites"
@@ -194,7 +193,7 @@ def _noise(setting: Setting) -> float:
     assert setting.privacy is not None
     variance = round_noise(setting) ** 2
     if _keeps_noise(setting):
-        equal = replace(setting.plan, weighting="uniform")
+        equal = setting.plan.changed(weighting="uniform")
         uniform = replace(setting, plan=equal)
         variance = 2 * variance + float(site_noise(uniform).square().mean()) / setting.users
     steps = setting.plan.rounds * setting.plan.local_steps

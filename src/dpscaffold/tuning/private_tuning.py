@@ -240,7 +240,7 @@ def _described(setting: Setting, whole: Federation) -> Mechanism:
 
 def _fresh(setting: Setting) -> Setting:
     """A trial draws its participants from a seed of its own, of the operating system."""
-    return replace(setting, plan=replace(setting.plan, seed=None))
+    return replace(setting, plan=setting.plan.changed(seed=None))
 
 
 def _score_cost(table: TuneSettings, run: Mechanism) -> Cost | None:

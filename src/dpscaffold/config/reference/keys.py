@@ -50,8 +50,9 @@ def keys() -> list[Key]:
     """Every key, table by table, in the order in which the models declare them."""
     from dpscaffold.algorithms import ALGORITHMS, SERVERS
     from dpscaffold.config.algorithm import AlgorithmSettings
+    from dpscaffold.config.extras import FactsSettings, StoppingSettings
     from dpscaffold.config.personal import PersonalSettings
-    from dpscaffold.config.plan import FactsSettings, PlanSettings, StoppingSettings
+    from dpscaffold.config.plan import Plan
     from dpscaffold.config.privacy import PrivacySettings, SecureSettings
     from dpscaffold.config.task import TaskSettings
     from dpscaffold.data.config import SOURCES
@@ -68,7 +69,7 @@ def keys() -> list[Key]:
     found += model_keys("algorithm", "", AlgorithmSettings, kinds=choices)
     for name, factory in (*ALGORITHMS.items(), *SERVERS.items()):
         found += argument_keys("algorithm", name, factory, skip=("base",))
-    found += model_keys("plan", "", PlanSettings)
+    found += model_keys("plan", "", Plan)
     found += model_keys("privacy", "", PrivacySettings)
     found += model_keys("secure", "", SecureSettings)
     found += model_keys("facts", "", FactsSettings)

@@ -27,8 +27,9 @@ from pydantic import (
 from dpscaffold.algorithms import Algorithm
 from dpscaffold.algorithms.base import MomentKind
 from dpscaffold.algorithms.moments import moments
-from dpscaffold.config import AlgorithmSettings, ConfigTable, PlanSettings, TaskSettings
+from dpscaffold.config import AlgorithmSettings, ConfigTable, TaskSettings
 from dpscaffold.config.personal import PersonalSettings, trained_by
+from dpscaffold.config.plan import Plan
 from dpscaffold.config.privacy import SecureSettings
 from dpscaffold.data.features import Hog, RandomFeatures
 from dpscaffold.data.prepared import ClipNorm, Project, Scale, Shift, UnitNorm
@@ -42,7 +43,6 @@ from dpscaffold.federation.schema import Prepared, Target
 from dpscaffold.privacy import Cost
 from dpscaffold.privacy.preparation import Protection, Remark
 from dpscaffold.setting.gaussian import Gaussian
-from dpscaffold.setting.plan import Plan
 from dpscaffold.setting.secure import Secure
 
 if TYPE_CHECKING:
@@ -498,7 +498,7 @@ class Offer(ConfigTable):
     rows: SchemaSettings
     task: TaskSettings
     algorithm: AlgorithmSettings
-    plan: PlanSettings
+    plan: Plan
     privacy: (
         Annotated[Gaussian, PlainValidator(_gaussian), PlainSerializer(Gaussian.to_json)] | None
     ) = None
@@ -589,7 +589,7 @@ class Offer(ConfigTable):
         assert step.noise is not None
         sums = None if self.sums is None else replace(self.sums, voids=SECURE_ATTEMPTS - 1)
         before = self.rows.before(place)
-        once = Plan.one_round(self.plan.build().public_seed)
+        once = Plan.one_round(self.plan.public_seed)
         query = replace(privacy, clip=1.0, noise=step.noise)
         offer = offer_of(before, self.task, self.algorithm, once, query, sums)
         return offer.model_copy(update={"fit": step})
@@ -728,7 +728,7 @@ def offer_of(
         noises = _by_name(sites, privacy.noise_by_user)
         privacy = replace(privacy, noise_by_user=None)
     mechanism = None if privacy is None else Gaussian.from_json(privacy.to_json())
-    settled = PlanSettings(**plan.to_dict() | {"warm_rounds": warm, "seed": plan.public_seed})
+    settled = plan.changed(warm_rounds=warm, seed=plan.public_seed)
     sums = None if secure is None else SecureSettings(**vars(secure))
     return Offer(
         rows=rows,

@@ -85,7 +85,7 @@ def setting_of(offer: Offer, enrolled: EnrolledRun, budget: Budget) -> Setting:
         roster_of(offer, enrolled),
         offer.build_task(),
         offer.build_algorithm(),
-        offer.plan.build(),
+        offer.plan,
         offer.mechanism_on(enrolled.names),
         budget,
         offer.sums,

@@ -16,12 +16,12 @@ from dpscaffold.config import (
     AlgorithmSettings,
     ConfigTable,
     FactsSettings,
-    PlanSettings,
     PrivacySettings,
     TaskSettings,
 )
+from dpscaffold.config.configuration import with_one_round
 from dpscaffold.config.personal import PersonalSettings
-from dpscaffold.config.plan import with_one_round
+from dpscaffold.config.plan import Plan
 from dpscaffold.config.privacy import SecureSettings
 from dpscaffold.data.sentences import mistake_of
 from dpscaffold.deployment.protocol.agreement import (
@@ -89,7 +89,7 @@ class ServerConfiguration(ConfigTable):
     rows: SchemaSettings = Field(alias="schema")
     task: TaskSettings = TaskSettings()
     algorithm: AlgorithmSettings = AlgorithmSettings()
-    plan: PlanSettings = PlanSettings()
+    plan: Plan = Plan()
     privacy: PrivacySettings | None = None
     secure: SecureSettings | None = None
     facts: FactsSettings | None = None
@@ -145,7 +145,7 @@ class ServerConfiguration(ConfigTable):
         return offer
 
     def _offer(self, mechanism: Gaussian | None) -> Offer:
-        given = (self.rows, self.task, self.algorithm, self.plan.build(), mechanism, self._sums)
+        given = (self.rows, self.task, self.algorithm, self.plan, mechanism, self._sums)
         return offer_of(*given, tuple(self.deploy.records or ()), self.personal)
 
     @property

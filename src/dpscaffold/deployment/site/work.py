@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from dpscaffold.algorithms import Algorithm, Broadcast
+from dpscaffold.config.plan import Plan
 from dpscaffold.deployment.protocol.agreement import Offer, names_in, read_offer
 from dpscaffold.deployment.protocol.enrolment import EnrolledRun
 from dpscaffold.deployment.protocol.messages import Refused, Vectors
@@ -31,7 +32,6 @@ from dpscaffold.setting import Setting
 from dpscaffold.setting.budget import Budget
 from dpscaffold.setting.budgets import heterogeneity_of, noise_weight
 from dpscaffold.setting.gaussian import Gaussian
-from dpscaffold.setting.plan import Plan
 from dpscaffold.tasks import Task
 from dpscaffold.tasks.clipping import all_tame, prepared
 
@@ -63,7 +63,7 @@ class OfferedWork:
     @cached_property
     def plan(self) -> Plan:
         """The agreed plan."""
-        return self.offer.plan.build()
+        return self.offer.plan
 
     @cached_property
     def mechanism(self) -> Gaussian | None:

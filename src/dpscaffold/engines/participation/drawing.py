@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dpscaffold.config.plan import Plan
 from dpscaffold.privacy.mechanism import Sampling
 from dpscaffold.randomness.streams import Batches, Randomness, in_threads
 from dpscaffold.setting.gaussian import Gaussian
-from dpscaffold.setting.plan import Plan
 from dpscaffold.setting.secure import SumPlan
 
 #: How many numbers of noise are drawn together.

@@ -1,0 +1,48 @@
+"""``[facts]`` and ``[stopping]``: public knowledge next to a plan."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from dpscaffold.config.table import ConfigTable
+
+
+class FactsSettings(ConfigTable):
+    """``[facts]``: what is public about the data, for ``dpscaffold plan`` and
+    ``plan.learning_rate = "plan"``."""
+
+    users: int | None = None
+    """M, the publicly known number of users. Example: ``100``"""
+    records: int | tuple[int, ...] | None = None
+    """The number of training records of a user: one number, or one per user. Example: ``4000``"""
+    features: int | None = None
+    """The number of features after preprocessing. Example: ``40``"""
+    classes: int | None = None
+    """The number of classes; 0 if a number is predicted. Example: ``10``"""
+    similarity: float | Literal["unknown"] = "unknown"
+    """γ, the similarity of the users in per cent; 'unknown' assumes 0. Example: ``10.0``"""
+    row_norm: float | Literal["none"] | None = None
+    """The row norm that preprocessing guarantees, or 'none'. By default 1 for a plan; in training
+    it is read from the schema. Example: ``1.0``"""
+    secure_sums: bool = False
+    """Whether secure sums are available, so that a plan may use them if they are better. Example:
+    ``true``"""
+    planned: tuple[str, ...] = ()
+    """The keys that were chosen from public facts; written by 'plan' and 'train'. Example:
+    ``["plan.learning_rate"]``"""
+
+
+class StoppingSettings(ConfigTable):
+    """``[stopping]``: end a run early by public rows
+    (:class:`~dpscaffold.training.stopping.Stopping`)."""
+
+    path: str
+    """A CSV or Parquet file of public raw rows. The run stops when their metric no longer improves;
+    ε is still that of all planned rounds. Example: ``"public.csv"``"""
+    label: str | None = None
+    """The label column of this file; by default that of the data. Example: ``"readmitted"``"""
+    patience: int = Field(default=5, ge=1)
+    """The number of evaluations without an improvement after which the run stops. Example:
+    ``10``"""
