@@ -175,7 +175,7 @@ def plan_file(tmp_path, old="", new=""):
 
 def test_a_servers_plan_may_ask_for_secure_sums(tmp_path):
     offer = plan_file(tmp_path).offer()
-    assert offer.secure.sums.least == 3 and offer.rows == TABLE.model_copy(update={"missing": 0.0})
+    assert offer.secure.least == 3 and offer.rows == TABLE.model_copy(update={"missing": 0.0})
     assert offer.to_dict()["secure"] == {"colluders": 1, "least": 3, "voids": 5}
 
 

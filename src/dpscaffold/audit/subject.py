@@ -96,7 +96,9 @@ class AuditSubject:
     def secure(self) -> Secure | None:
         """The run's secure sums; None where the server sees every upload."""
         terms = self.run.secure
-        return None if terms is None else Secure(terms.colluders, terms.least, self.run.extra)
+        if terms is None:
+            return None
+        return Secure(colluders=terms.colluders, least=terms.least, voids=self.run.extra)
 
     def federation(self, tables: Sequence[bool | None]) -> Federation:
         """Users with the canary (True), without it (False), and others (None)."""

@@ -325,7 +325,7 @@ def _preset(
         None if privacy is None else privacy.neighbours,
         declared,
         remarks,
-        None if settings.secure is None else settings.secure.sums,
+        settings.secure,
         Secure() if available else None,
         plan.get("tail"),
     )

@@ -13,14 +13,15 @@ from dpscaffold.config.algorithm import AlgorithmSettings
 from dpscaffold.config.extras import FactsSettings, StoppingSettings
 from dpscaffold.config.personal import PersonalSettings, trained_by
 from dpscaffold.config.plan import ONE_ROUND, Plan
-from dpscaffold.config.privacy import PrivacySettings, SecureSettings
+from dpscaffold.config.privacy import PrivacySettings
 from dpscaffold.config.table import ConfigTable
 from dpscaffold.config.task import TaskSettings
 from dpscaffold.data.config import DataSettings, Synthetic
 from dpscaffold.federation import Federation
 from dpscaffold.federation.roster import Roster
 from dpscaffold.privacy import Mechanism
-from dpscaffold.setting import Secure, Setting
+from dpscaffold.setting.run import Setting
+from dpscaffold.setting.secure import Secure
 
 
 def with_one_round(tables: Any) -> Any:
@@ -55,7 +56,7 @@ class Configuration(ConfigTable):
     algorithm: AlgorithmSettings = AlgorithmSettings()
     plan: Plan = Plan()
     privacy: PrivacySettings | None = None
-    secure: SecureSettings | None = None
+    secure: Secure | None = None
     facts: FactsSettings | None = None
     stopping: StoppingSettings | None = None
     personal: PersonalSettings | None = None
@@ -71,7 +72,7 @@ class Configuration(ConfigTable):
         ``learning_rate = "plan"`` (:func:`~dpscaffold.planning.asked.planned_setting`)."""
         roster, given = data if isinstance(data, Roster) else data.roster, self.privacy
         plan = self.plan if planned is None else self.plan.at_rate(planned)
-        algorithm, sums = self.trains, self.sums
+        algorithm, sums = self.trains, self.secure
         if given is None:
             return Setting(roster, self.task.build(roster.schema), algorithm, plan, secure=sums)
         mechanism, budget = given.mechanism, given.budget
@@ -111,13 +112,8 @@ class Configuration(ConfigTable):
             declared=self.data.declared_sizes is not None,
             delta=limits.delta,
             declines=limits.declines,
-            secure=self.sums,
+            secure=self.secure,
         )
-
-    @property
-    def sums(self) -> Secure | None:
-        """Secure sums, where the configuration asks for them."""
-        return None if self.secure is None else self.secure.sums
 
     @property
     def planned(self) -> tuple[str, ...]:

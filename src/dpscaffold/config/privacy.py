@@ -13,36 +13,6 @@ from dpscaffold.privacy.mechanism import Clip, Delta, Relation, Sampling, Unit
 from dpscaffold.setting.budget import Budget, View
 from dpscaffold.setting.budgets import checked
 from dpscaffold.setting.gaussian import STORED, Gaussian
-from dpscaffold.setting.secure import Secure
-
-
-class SecureSettings(ConfigTable):
-    """``[secure]``: the server sees sums of uploads only (:class:`~dpscaffold.setting.Secure`).
-
-    It needs ``plan.local_steps = 1`` and an algorithm without memory.
-    """
-
-    colluders: int = 1
-    """k, the number of sites that may share all they know with the server. Value: an integer, 0 or
-    more. Example: ``2``"""
-    least: int | None = None
-    """The smallest number of sites whose uploads are added up; by default all that take part in a
-    round. Value: an integer, at least 2 more than colluders. Example: ``10``"""
-    voids: int = 0
-    """The number of attempts without a result that a site permits in all. Each is accounted as a
-    further participation. In a deployed run the default is one for every 20 rounds, and 0 for a
-    single round. Value: an integer, 0 or more. Example: ``20``"""
-    _secure: Secure = PrivateAttr()
-
-    @model_validator(mode="after")
-    def _consistent(self) -> SecureSettings:
-        self._secure = Secure(self.colluders, self.least, self.voids)
-        return self
-
-    @property
-    def sums(self) -> Secure:
-        """What is promised."""
-        return self._secure
 
 
 class PrivacySettings(ConfigTable):

@@ -406,15 +406,5 @@ def as_tables(found: Recommendation) -> dict[str, Any]:
             **({"delta": goal.delta} if goal.delta is not None else {}),
             **({"unit": goal.unit} if goal.unit != "record" else {}),
         },
-        **({"secure": _secure_table(secure)} if secure is not None else {}),
+        **({"secure": secure.model_dump(exclude_none=True)} if secure is not None else {}),
     }
-
-
-def _secure_table(secure: Secure) -> dict[str, Any]:
-    """``[secure]`` of a configuration; a key that was not given is left out.
-
-    >>> _secure_table(Secure(colluders=2))
-    {'colluders': 2, 'voids': 0}
-    """
-    values = {"colluders": secure.colluders, "least": secure.least, "voids": secure.voids}
-    return {key: value for key, value in values.items() if value is not None}

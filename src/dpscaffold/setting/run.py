@@ -16,6 +16,7 @@ from dpscaffold.algorithms import Algorithm, Known
 from dpscaffold.algorithms.base import MomentRule, RidgeRule
 from dpscaffold.algorithms.fedavg import add_mean_move
 from dpscaffold.config.plan import ONE_ROUND, Plan
+from dpscaffold.config.table import RunTable
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.roster import Roster
 from dpscaffold.privacy import (
@@ -528,8 +529,8 @@ class Setting:
 
 def _fields(value: Plan | Gaussian | Budget | Secure) -> dict[str, Any]:
     """The fields that were given, by name, in plain values."""
-    if isinstance(value, Plan):
-        given = value.to_dict()
+    if isinstance(value, RunTable):
+        given = value.model_dump()
     else:
         given = {f.name: getattr(value, f.name) for f in fields(value) if f.init}
     return {name: list(one) if isinstance(one, tuple) else one for name, one in given.items()}

@@ -30,11 +30,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+from pydantic import ConfigDict, Field, model_validator
 
-from dpscaffold.checks import whole
+from dpscaffold.config.table import RunTable
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.mechanism import SecureSums
 
@@ -48,40 +49,43 @@ SUM_GRID_BITS = 10
 TAILS = 16.0
 
 
-@dataclass(frozen=True)
-class Secure:
-    """The server sees sums of uploads and no single upload.
+class Secure(RunTable):
+    """``[secure]``: the server sees sums of uploads and no single upload.
 
     The guarantee holds towards a server that may be hostile, together with at most ``colluders``
     of the sites (docs/privacy-proofs.md, Theorem 4). Every participant of a list A of sites then
     needs √(|A| − k) times less noise for the same ε.
 
-    Args:
-        colluders: k, how many sites may share their keys and their noise with the server.
-        least: The fewest members that a list may have; by default all that were drawn.
-        voids: V, how many attempts without a result a site allows in all. Each counts as a further
-            participation.
+    It needs ``plan.local_steps = 1`` and an algorithm without memory.
 
     >>> Secure(colluders=1).deviation(multiplier=3.0, sensitivity=1.0, members=10)
     1.0
     """
 
-    colluders: int = 1
-    least: int | None = None
-    voids: int = 0
+    model_config = ConfigDict(strict=True)
+    table: ClassVar[str] = "secure"
 
-    def __post_init__(self) -> None:
-        whole("secure.colluders", self.colluders, 0)
-        whole("secure.voids", self.voids, 0)
-        if self.least is not None:
-            whole("secure.least", self.least, 1)
-            if self.least - self.colluders < 2:
-                raise BadInput(
-                    "too-few-sites",
-                    f"secure.least is {self.least} with secure.colluders = {self.colluders}; at "
-                    f"least two honest sites must hide each other, so give {self.colluders + 2} "
-                    f"or more",
-                )
+    colluders: int = Field(default=1, ge=0)
+    """k, the number of sites that may share all they know with the server. Value: an integer, 0 or
+    more. Example: ``2``"""
+    least: int | None = Field(default=None, ge=1)
+    """The smallest number of sites whose uploads are added up; by default all that take part in a
+    round. Value: an integer, at least 2 more than colluders. Example: ``10``"""
+    voids: int = Field(default=0, ge=0)
+    """The number of attempts without a result that a site permits in all. Each is accounted as a
+    further participation. In a deployed run the default is one for every 20 rounds, and 0 for a
+    single round. Value: an integer, 0 or more. Example: ``20``"""
+
+    @model_validator(mode="after")
+    def _two_honest(self) -> Secure:
+        if self.least is not None and self.least - self.colluders < 2:
+            raise BadInput(
+                "too-few-sites",
+                f"secure.least is {self.least} with secure.colluders = {self.colluders}; at "
+                f"least two honest sites must hide each other, so give {self.colluders + 2} "
+                f"or more",
+            )
+        return self
 
     def smallest_list(self, participants: int) -> int:
         """The fewest members of a list where ``participants`` are drawn; refuses too few."""

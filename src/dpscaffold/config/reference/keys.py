@@ -53,10 +53,11 @@ def keys() -> list[Key]:
     from dpscaffold.config.extras import FactsSettings, StoppingSettings
     from dpscaffold.config.personal import PersonalSettings
     from dpscaffold.config.plan import Plan
-    from dpscaffold.config.privacy import PrivacySettings, SecureSettings
+    from dpscaffold.config.privacy import PrivacySettings
     from dpscaffold.config.task import TaskSettings
     from dpscaffold.data.config import SOURCES
     from dpscaffold.data.preprocessing import STEPS
+    from dpscaffold.setting.secure import Secure
     from dpscaffold.tuning.settings import TuneSettings
 
     source = "The source of the records; by default the paper's synthetic data."
@@ -71,7 +72,7 @@ def keys() -> list[Key]:
         found += argument_keys("algorithm", name, factory, skip=("base",))
     found += model_keys("plan", "", Plan)
     found += model_keys("privacy", "", PrivacySettings)
-    found += model_keys("secure", "", SecureSettings)
+    found += model_keys("secure", "", Secure)
     found += model_keys("facts", "", FactsSettings)
     found += model_keys("stopping", "", StoppingSettings)
     found += model_keys("personal", "", PersonalSettings)

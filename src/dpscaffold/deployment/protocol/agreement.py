@@ -30,7 +30,6 @@ from dpscaffold.algorithms.moments import moments
 from dpscaffold.config import AlgorithmSettings, ConfigTable, TaskSettings
 from dpscaffold.config.personal import PersonalSettings, trained_by
 from dpscaffold.config.plan import Plan
-from dpscaffold.config.privacy import SecureSettings
 from dpscaffold.data.features import Hog, RandomFeatures
 from dpscaffold.data.prepared import ClipNorm, Project, Scale, Shift, UnitNorm
 from dpscaffold.data.preprocessing import HogSettings, as_shape, expanded, hog_width
@@ -502,7 +501,7 @@ class Offer(ConfigTable):
     privacy: (
         Annotated[Gaussian, PlainValidator(_gaussian), PlainSerializer(Gaussian.to_json)] | None
     ) = None
-    secure: SecureSettings | None = None
+    secure: Secure | None = None
     #: σ_i of each site by name, where sites have budgets of their own; ``privacy.noise`` is the
     #: smallest.
     noises: dict[str, float] | None = None
@@ -587,7 +586,7 @@ class Offer(ConfigTable):
                 f"give [privacy] with unit = 'record', or a step with public constants",
             )
         assert step.noise is not None
-        sums = None if self.sums is None else replace(self.sums, voids=SECURE_ATTEMPTS - 1)
+        sums = None if self.secure is None else self.secure.changed(voids=SECURE_ATTEMPTS - 1)
         before = self.rows.before(place)
         once = Plan.one_round(self.plan.public_seed)
         query = replace(privacy, clip=1.0, noise=step.noise)
@@ -608,13 +607,8 @@ class Offer(ConfigTable):
         return tuple(built)
 
     def _planned(self, step: SchemaStep, users: int) -> Remark:
-        cost = fitting_cost(self.sums, self.privacy, step, users)
+        cost = fitting_cost(self.secure, self.privacy, step, users)
         return Remark(fitted_sentence(cost.name), "private", Cost(**cost.model_dump()))
-
-    @property
-    def sums(self) -> Secure | None:
-        """The secure sums of the run."""
-        return None if self.secure is None else self.secure.sums
 
     def to_dict(self) -> dict[str, Json]:
         """Plain JSON values, every key spelled out; :func:`read_offer` reads them back."""
@@ -729,14 +723,13 @@ def offer_of(
         privacy = replace(privacy, noise_by_user=None)
     mechanism = None if privacy is None else Gaussian.from_json(privacy.to_json())
     settled = plan.changed(warm_rounds=warm, seed=plan.public_seed)
-    sums = None if secure is None else SecureSettings(**vars(secure))
     return Offer(
         rows=rows,
         task=task,
         algorithm=algorithm,
         plan=settled,
         privacy=mechanism,
-        secure=sums,
+        secure=secure,
         noises=noises,
         personal=personal,
     )

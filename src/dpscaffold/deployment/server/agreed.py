@@ -88,7 +88,7 @@ def setting_of(offer: Offer, enrolled: EnrolledRun, budget: Budget) -> Setting:
         offer.plan,
         offer.mechanism_on(enrolled.names),
         budget,
-        offer.sums,
+        offer.secure,
     )
 
 

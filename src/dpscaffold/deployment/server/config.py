@@ -22,7 +22,6 @@ from dpscaffold.config import (
 from dpscaffold.config.configuration import with_one_round
 from dpscaffold.config.personal import PersonalSettings
 from dpscaffold.config.plan import Plan
-from dpscaffold.config.privacy import SecureSettings
 from dpscaffold.data.sentences import mistake_of
 from dpscaffold.deployment.protocol.agreement import (
     Offer,
@@ -91,7 +90,7 @@ class ServerConfiguration(ConfigTable):
     algorithm: AlgorithmSettings = AlgorithmSettings()
     plan: Plan = Plan()
     privacy: PrivacySettings | None = None
-    secure: SecureSettings | None = None
+    secure: Secure | None = None
     facts: FactsSettings | None = None
     personal: PersonalSettings | None = None
     deploy: DeploySettings = DeploySettings()
@@ -154,10 +153,10 @@ class ServerConfiguration(ConfigTable):
         otherwise some voids are part of it, and of its ε."""
         if self.secure is None:
             return None
-        given, rounds = self.secure.sums, self.plan.rounds
+        rounds = self.plan.rounds
         if "voids" in self.secure.model_fields_set or rounds == 1:
-            return given
-        return replace(given, voids=math.ceil(rounds / ROUNDS_PER_VOID))
+            return self.secure
+        return self.secure.changed(voids=math.ceil(rounds / ROUNDS_PER_VOID))
 
     @cached_property
     def _mechanism(self) -> Gaussian | None:

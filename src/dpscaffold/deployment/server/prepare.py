@@ -34,7 +34,7 @@ def with_fitted(
         participations: How often each site took part in that run.
     """
     step = offer.rows.prepare[place]
-    cost = fitting_cost(offer.sums, offer.privacy, step, setting.users, max(1, *participations))
+    cost = fitting_cost(offer.secure, offer.privacy, step, setting.users, max(1, *participations))
     made = fitted_step(step, setting, params)
     return offer.fitted(place, made.model_copy(update={"spent": cost}))
 
