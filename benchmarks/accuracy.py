@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from dpscaffold import Gaussian, Logistic, Plan, fedavg, scaffold, synthetic
-from dpscaffold.setting import Setting
+from dpscaffold.config import Setting
 from dpscaffold.training.optimum import solve
 from dpscaffold.training.stack import Schedule, train_stack
 

@@ -19,9 +19,9 @@ import torch
 from module import network
 
 from dpscaffold import Gaussian, Mlp, ModuleTask, Plan, scaffold, synthetic
+from dpscaffold.config import Setting
 from dpscaffold.engines import Simulator, State
 from dpscaffold.engines.rounds import plain_draws, stacked_rounds
-from dpscaffold.setting import Setting
 from dpscaffold.tasks import Task
 from dpscaffold.training.evaluator import Evaluator, Measures
 

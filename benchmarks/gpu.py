@@ -17,19 +17,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from torch import nn
 
 from dpscaffold import Gaussian, Logistic, Mlp, ModuleTask, Plan, fedavg, scaffold, synthetic, train
+from dpscaffold.config import Setting
 from dpscaffold.engines import Hardware, Simulator, State
 from dpscaffold.engines.fast import kernels
 from dpscaffold.engines.rounds import plain_draws, stacked_rounds
 from dpscaffold.federation import Federation
 from dpscaffold.randomness.streams import Sampling
-from dpscaffold.setting import Setting
 from dpscaffold.tasks import Task
 
 #: Milliseconds of a round, or seconds of a run, that were set as goals for an H200.
@@ -332,7 +332,7 @@ def main() -> None:
         alpha=1, beta=1, users=16, records=100 if small else 2500, dimension=784, classes=10
     )
     deep = Plan(rounds=10**6, local_steps=steps, user_ratio=0.5, data_ratio=0.2, learning_rate=0.5)
-    few = replace(deep, local_steps=2 if small else 10)
+    few = deep.changed(local_steps=2 if small else 10)
     report.part(
         "network",
         lambda: measure(report, "network 784-200-10", images, Mlp(784, 10, hidden=200), deep, 1,

@@ -25,10 +25,10 @@ import numpy as np
 import torch
 
 from dpscaffold import ALGORITHMS, Gaussian, Logistic, Plan
+from dpscaffold.config import Setting
 from dpscaffold.engines import Simulator, State
 from dpscaffold.engines.rounds import plain_draws, rounds
 from dpscaffold.federation import Federation, Records
-from dpscaffold.setting import Setting
 
 CPU = torch.device("cpu")
 BASE = {"participants": 40, "steps": 20, "batch": 100, "features": 40}

@@ -18,9 +18,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from dpscaffold import Gaussian, Logistic, Mlp, Plan, scaffold, synthetic
+from dpscaffold.config import Setting
 from dpscaffold.engines import Simulator, State
 from dpscaffold.engines.rounds import plain_draws, rounds
-from dpscaffold.setting import Setting
 from dpscaffold.tasks import Task
 
 USERS, STEPS, BATCH, INPUTS = 4, 5, 400, 784

@@ -17,10 +17,10 @@ from round import CLASSES, CPU, FEATURES, RECORDS, STEPS, USERS, best_times
 from dpscaffold import Gaussian, Logistic, Plan, fedavg, synthetic
 from dpscaffold.algorithms import Algorithm
 from dpscaffold.algorithms.mean_regularised import mean_regularised
+from dpscaffold.config import Setting
 from dpscaffold.engines import Simulator, State
 from dpscaffold.engines.rounds import plain_draws, rounds
 from dpscaffold.federation import Federation
-from dpscaffold.setting import Setting
 
 
 def side(data: Federation, algorithm: Algorithm) -> Callable[[], object]:

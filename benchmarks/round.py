@@ -21,9 +21,9 @@ from collections.abc import Callable
 import torch
 
 from dpscaffold import Gaussian, Logistic, Plan, scaffold, synthetic
+from dpscaffold.config import Setting
 from dpscaffold.engines import Simulator, State
 from dpscaffold.engines.rounds import plain_draws, rounds
-from dpscaffold.setting import Setting
 
 CPU = torch.device("cpu")
 USERS, RECORDS, STEPS, FEATURES, CLASSES = 100, 5000, 50, 40, 10

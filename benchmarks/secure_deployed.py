@@ -259,13 +259,13 @@ def torture(
 def sums_exact(out: Path, data: dict[str, tuple[np.ndarray, np.ndarray]], tables: Tables) -> bool:
     """Whether each sum that the server opened is the simulator's over the same list."""
     from dpscaffold.algorithms import fedavg
+    from dpscaffold.config import Secure, Setting
+    from dpscaffold.config.gaussian import Gaussian
     from dpscaffold.config.plan import Plan
     from dpscaffold.engines import Draw, Hardware, Simulator, State
     from dpscaffold.engines.rounds import rounds
     from dpscaffold.federation import Federation
     from dpscaffold.runs.folder import RunFolder
-    from dpscaffold.setting import Secure, Setting
-    from dpscaffold.setting.gaussian import Gaussian
     from dpscaffold.tasks import Logistic
 
     parts = [(torch.from_numpy(x), torch.from_numpy(y)) for x, y in data.values()]

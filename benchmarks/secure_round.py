@@ -11,9 +11,9 @@ import time
 import torch
 
 from dpscaffold import Gaussian, Logistic, Mlp, Plan, fedavg, synthetic
+from dpscaffold.config import Secure, Setting
 from dpscaffold.engines import Simulator, State
 from dpscaffold.engines.rounds import plain_draws, rounds
-from dpscaffold.setting import Secure, Setting
 
 CASES = {"logistic, 100 users": (100, Logistic(40, 10)), "network, 30 users": (30, Mlp(40, 10))}
 

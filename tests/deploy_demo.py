@@ -19,11 +19,11 @@ import torch
 from local_federation import LocalFederation
 
 from dpscaffold.algorithms import DEFAULT
+from dpscaffold.config.gaussian import Gaussian
 from dpscaffold.config.plan import Plan
 from dpscaffold.data import synthetic
 from dpscaffold.federation import Federation
 from dpscaffold.runs.folder import RunFolder
-from dpscaffold.setting.gaussian import Gaussian
 
 NAMES = ("east", "north", "south")  # in the order of the roster
 POLICY = {
@@ -70,9 +70,9 @@ def site_data(federation: Federation) -> dict[str, tuple[np.ndarray, np.ndarray]
 def simulated(federation: Federation, tables: dict[str, dict[str, Any]]) -> dict[str, torch.Tensor]:
     """Where the simulator ends, one row at a time and with one thread."""
     from dpscaffold.algorithms import scaffold
+    from dpscaffold.config import Setting
     from dpscaffold.engines import Draw, Hardware, Simulator, State
     from dpscaffold.engines.rounds import rounds
-    from dpscaffold.setting import Setting
     from dpscaffold.tasks import Logistic
 
     plan, privacy = Plan(**tables["plan"]), Gaussian(**tables["privacy"])

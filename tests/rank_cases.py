@@ -19,6 +19,7 @@ import dpscaffold
 from dpscaffold import Gaussian, Linear, Logistic, Plan, scaffold, synthetic, train
 from dpscaffold.algorithms import fedavg, scaffold_balanced
 from dpscaffold.algorithms.mean_regularised import mean_regularised
+from dpscaffold.config.secure import Secure
 from dpscaffold.engines.fast.ranked import RankedSimulator
 from dpscaffold.engines.ranks import Ranks
 from dpscaffold.errors import BadInput, RankLost
@@ -27,7 +28,6 @@ from dpscaffold.runs.checkpoint import Checkpoint
 from dpscaffold.runs.folder import RunFolder
 from dpscaffold.runs.journal import Journal
 from dpscaffold.runs.ledger import JOURNAL, read_entries
-from dpscaffold.setting.secure import Secure
 from dpscaffold.tasks import LOSSES
 
 

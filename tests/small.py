@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from dpscaffold.algorithms import ITERATIVE, Algorithm, fedavg, with_adam
 from dpscaffold.algorithms.naming import factory_of
+from dpscaffold.config import Setting
+from dpscaffold.config.gaussian import Gaussian
 from dpscaffold.config.plan import Plan
 from dpscaffold.engines import Draw, Hardware, Loop, Simulator, State
 from dpscaffold.engines.rounds import FinishedRound, rounds, stacked_rounds
 from dpscaffold.federation import Federation
 from dpscaffold.randomness.streams import Randomness
-from dpscaffold.setting import Setting
-from dpscaffold.setting.gaussian import Gaussian
 from dpscaffold.tasks import Logistic, Mlp, ModuleTask, Task
 
 CPU = torch.device("cpu")

@@ -37,8 +37,8 @@ from toys import Linear, Quadratic, quadratics, vectors
 from dpscaffold.algorithms import ALGORITHMS, ITERATIVE, Server
 from dpscaffold.privacy import Ledger, no_guarantee
 from dpscaffold.randomness.streams import Randomness
-from dpscaffold.setting import Setting
-from dpscaffold.setting.gaussian import Gaussian
+from dpscaffold.config import Setting
+from dpscaffold.config.gaussian import Gaussian
 from dpscaffold.tasks import Batch, ModuleTask, Task
 
 ENGINE_NAMES = ("loop", "simulator")

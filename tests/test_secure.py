@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from refusals import refuses
 
+from dpscaffold.config.secure import SUM_GRID_BITS, Secure, SumGrid, SumPlan
 from dpscaffold.errors import BadInput
-from dpscaffold.setting.secure import SUM_GRID_BITS, Secure, SumGrid, SumPlan
 
 WIDTHS = [32, 64]
 finite = st.floats(allow_nan=False, allow_infinity=False, width=64)

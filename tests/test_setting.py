@@ -14,12 +14,12 @@ from stated import over_draw
 from torch import nn
 
 from dpscaffold.algorithms import ITERATIVE, fedprox, with_momentum
+from dpscaffold.config import Setting
+from dpscaffold.config.budget import Budget
+from dpscaffold.config.gaussian import STORED, Gaussian
 from dpscaffold.config.privacy import PrivacySettings
 from dpscaffold.federation import Federation, Records
 from dpscaffold.federation.roster import Roster
-from dpscaffold.setting import Setting
-from dpscaffold.setting.budget import Budget
-from dpscaffold.setting.gaussian import STORED, Gaussian
 from dpscaffold.tasks import Logistic, Mlp, ModuleTask
 
 

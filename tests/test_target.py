@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from stated import over_draw
 
+from dpscaffold.config.budget import Budget
 from dpscaffold.privacy import Cost, Ledger, describe
 from dpscaffold.runs.parts import Parts, spent_in_parts
 from dpscaffold.runs.target import EpsilonTarget
-from dpscaffold.setting.budget import Budget
 
 RUN = describe(
     rounds=2,

@@ -8,6 +8,8 @@ from .algorithms import ridge as ridge
 from .algorithms import scaffold as scaffold
 from .algorithms import scaffold_balanced as scaffold_balanced
 from .algorithms import scaffold_warm as scaffold_warm
+from .config.budget import Budget as Budget
+from .config.gaussian import Gaussian as Gaussian
 from .config.plan import Plan as Plan
 from .data.sources.objects import federation_of as federation_of
 from .data.synthesis import synthetic as synthetic
@@ -17,8 +19,6 @@ from .federation import Federation as Federation
 from .models.loading import load_model as load_model
 from .models.model import Model as Model
 from .planning.recommendation import recommend as recommend
-from .setting.budget import Budget as Budget
-from .setting.gaussian import Gaussian as Gaussian
 from .tasks import Linear as Linear
 from .tasks import Logistic as Logistic
 from .tasks import Mlp as Mlp

@@ -18,10 +18,10 @@ from dpscaffold.audit.play import AuditLimits, audit
 from dpscaffold.audit.secure import SumAttack
 from dpscaffold.audit.subject import read_case
 from dpscaffold.cli import app
+from dpscaffold.config.secure import Secure, SumPlan
 from dpscaffold.engines.participation import steps as steps_module
 from dpscaffold.privacy import accounting
 from dpscaffold.randomness.streams import Randomness
-from dpscaffold.setting.secure import Secure, SumPlan
 
 CONFIG = """
 [data]
@@ -104,7 +104,7 @@ def test_noise_that_counts_on_colluders(config, monkeypatch):
     assert not audited(config, *setting, views=("server",), trials=800).beaten
     proper = Secure.noise_for
     monkeypatch.setattr(
-        Secure, "noise_for", lambda self, *given: proper(replace(self, colluders=0), *given)
+        Secure, "noise_for", lambda self, *given: proper(self.changed(colluders=0), *given)
     )
     assert audited(config, *setting, views=("server",), trials=800).beaten
 

@@ -8,6 +8,8 @@ import numpy as np
 from deploy.world import NAMES, World
 from small import CPU, federation
 
+from dpscaffold.config.gaussian import Gaussian
+from dpscaffold.config.secure import Secure
 from dpscaffold.deployment.protocol.agreement import offer_of
 from dpscaffold.deployment.protocol.enrolment import EnrolledRun
 from dpscaffold.deployment.protocol.masks import SignedKey, from_vector
@@ -18,8 +20,6 @@ from dpscaffold.deployment.server.sites import Patience
 from dpscaffold.deployment.site.file import SecurePolicy
 from dpscaffold.engines import State
 from dpscaffold.runs.folder import RunFolder
-from dpscaffold.setting.gaussian import Gaussian
-from dpscaffold.setting.secure import Secure
 
 SEEDED = Gaussian(clip=0.7, noise=0.8, sampling="poisson")
 SECRET = replace(SEEDED, noise=20.0, secret=True)

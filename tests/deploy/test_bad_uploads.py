@@ -11,11 +11,11 @@ from deploy.world import World
 
 from dpscaffold.algorithms import ITERATIVE
 from dpscaffold.algorithms.base import Broadcast
+from dpscaffold.config.gaussian import Gaussian
 from dpscaffold.config.personal import PersonalSettings
 from dpscaffold.deployment.protocol.messages import sign
 from dpscaffold.deployment.server import sites
 from dpscaffold.deployment.server.bounds import upload_bounds
-from dpscaffold.setting.gaussian import Gaussian
 
 SECRET = Gaussian(clip=0.7, noise=2.0, secret=True)
 POISSON = replace(SECRET, sampling="poisson")

@@ -18,6 +18,7 @@ from stated import at_most, spent
 from typer.testing import CliRunner
 
 from dpscaffold.cli import app
+from dpscaffold.config.budget import Budget
 from dpscaffold.config.personal import PersonalSettings
 from dpscaffold.deployment.protocol.messages import SERVER, ask, new_key
 from dpscaffold.deployment.server.continuing import read_counts
@@ -27,7 +28,6 @@ from dpscaffold.deployment.site.recovery import recover
 from dpscaffold.privacy import Statement
 from dpscaffold.runs.folder import RunFolder
 from dpscaffold.runs.ledger import read_account
-from dpscaffold.setting.budget import Budget
 
 ROUNDS, STOP = 5, 2
 

@@ -10,9 +10,9 @@ from deploy.sums import SumWorld
 from deploy.world import World, uploads_of
 from in_memory import Delivery
 
+from dpscaffold.config.gaussian import Gaussian
 from dpscaffold.deployment.site.ledger import SiteLedger
 from dpscaffold.deployment.site.recovery import recover
-from dpscaffold.setting.gaussian import Gaussian
 
 SECRET = Gaussian(clip=0.7, noise=20.0, secret=True)
 

@@ -19,6 +19,8 @@ from typer.testing import CliRunner
 
 from dpscaffold import train
 from dpscaffold.cli import app
+from dpscaffold.config.budget import Budget
+from dpscaffold.config.gaussian import Gaussian
 from dpscaffold.deployment.protocol.agreement import read_offer
 from dpscaffold.deployment.protocol.exchange import ExchangeStopped
 from dpscaffold.deployment.protocol.messages import new_key
@@ -29,8 +31,6 @@ from dpscaffold.models.loading import load_model
 from dpscaffold.privacy import THIRD_PARTY, noise_seen
 from dpscaffold.runs.folder import RunFolder
 from dpscaffold.runs.ledger import MAY_STAY_AWAY, read_account
-from dpscaffold.setting.budget import Budget
-from dpscaffold.setting.gaussian import Gaussian
 
 FIXED = Gaussian(clip=0.7, noise=0.8)
 SECRET = Gaussian(clip=0.7, noise=20.0, secret=True)

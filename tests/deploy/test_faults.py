@@ -14,12 +14,12 @@ from deploy.world import World, uploads_of
 from in_memory import Crash, Delivery
 from refusals import refuses
 
+from dpscaffold.config.gaussian import Gaussian
 from dpscaffold.deployment.protocol.enrolment import offer_to
 from dpscaffold.deployment.protocol.messages import ask
 from dpscaffold.deployment.site.answer import MOST_OPEN, MOST_UNUSED
 from dpscaffold.deployment.site.ledger import SiteLedger
 from dpscaffold.deployment.site.recovery import recover
-from dpscaffold.setting.gaussian import Gaussian
 
 FIXED = Gaussian(clip=0.7, noise=0.8)
 SECRET = Gaussian(clip=0.7, noise=20.0, secret=True)

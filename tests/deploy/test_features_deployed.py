@@ -11,12 +11,12 @@ from deploy.world import LOOSE, World
 from refusals import refuses
 from small import federation
 
+from dpscaffold.config.gaussian import Gaussian
 from dpscaffold.data import preprocess
 from dpscaffold.deployment.protocol.agreement import SchemaSettings, offer_of, read_offer
 from dpscaffold.deployment.protocol.enrolment import NotEnrolled
 from dpscaffold.deployment.server.config import load_served
 from dpscaffold.models.loading import load_model
-from dpscaffold.setting.gaussian import Gaussian
 
 POISSON = Gaussian(clip=0.7, noise=0.8, sampling="poisson")
 #: Steps for images of 6 × 6 pixels, by the number of features that they give.

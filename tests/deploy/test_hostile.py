@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from refusals import refuses
 from stated import at_most
 
+from dpscaffold.config.gaussian import Gaussian
 from dpscaffold.deployment.protocol.enrolment import EnrolledRun, NotEnrolled, begin_with, offer_to
 from dpscaffold.deployment.protocol.messages import (
     REASONS,
@@ -29,7 +30,6 @@ from dpscaffold.deployment.protocol.messages import (
 )
 from dpscaffold.deployment.site.file import Policy
 from dpscaffold.privacy import describe
-from dpscaffold.setting.gaussian import Gaussian
 
 SECRET = Gaussian(clip=0.7, noise=20.0, secret=True)
 CENTRE = {"step": "centre", "fit": "private", "norm_bound": 4.0, "noise": 2.0}

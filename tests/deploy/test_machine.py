@@ -21,9 +21,9 @@ from hypothesis.stateful import (
 from in_memory import Crash, Delivery
 from small import Driven, simulator
 
+from dpscaffold.config.gaussian import Gaussian
 from dpscaffold.deployment.server.sites import Stalled
 from dpscaffold.deployment.site.recovery import recover
-from dpscaffold.setting.gaussian import Gaussian
 
 FATES = st.sampled_from(
     [

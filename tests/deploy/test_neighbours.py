@@ -27,6 +27,7 @@ from typer.testing import CliRunner
 
 from dpscaffold.algorithms import Broadcast
 from dpscaffold.cli import app
+from dpscaffold.config.gaussian import Gaussian
 from dpscaffold.deployment.protocol.agreement import SchemaSettings
 from dpscaffold.deployment.protocol.messages import fresh_id, unpack
 from dpscaffold.deployment.site.file import SiteFile
@@ -37,7 +38,6 @@ from dpscaffold.engines.participation.drawing import Row
 from dpscaffold.engines.participation.participate import participate as take_part
 from dpscaffold.engines.participation.records import LocalRecords
 from dpscaffold.randomness.streams import Randomness
-from dpscaffold.setting.gaussian import Gaussian
 from dpscaffold.tasks import Logistic, Mlp, ModuleTask
 from dpscaffold.tasks.clipping import prepared
 

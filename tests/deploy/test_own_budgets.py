@@ -15,6 +15,8 @@ from deploy.world import World
 from refusals import refuses
 from stated import at_most
 
+from dpscaffold.config.gaussian import Gaussian
+from dpscaffold.config.secure import Secure
 from dpscaffold.deployment.protocol.agreement import offer_of, read_offer
 from dpscaffold.deployment.protocol.enrolment import EnrolledRun, NotEnrolled
 from dpscaffold.deployment.protocol.messages import Refused
@@ -23,8 +25,6 @@ from dpscaffold.deployment.server.config import load_served
 from dpscaffold.deployment.site.work import opener
 from dpscaffold.privacy import describe
 from dpscaffold.runs.written import to_toml
-from dpscaffold.setting.gaussian import Gaussian
-from dpscaffold.setting.secure import Secure
 
 NOISES = (0.8, 2.5, 1.2)
 OWN = Gaussian(clip=0.7, noise=0.8, noise_by_user=NOISES)

@@ -17,7 +17,10 @@ from in_memory import Crash
 from refusals import refuses
 from small import CPU, Driven, Trial, federation, simulator
 
+from dpscaffold.config.budget import Budget
+from dpscaffold.config.gaussian import Gaussian
 from dpscaffold.config.plan import ONE_ROUND
+from dpscaffold.config.secure import Secure
 from dpscaffold.data.prepared import applied, prepare
 from dpscaffold.deployment.protocol.agreement import (
     SchemaSettings,
@@ -32,9 +35,6 @@ from dpscaffold.deployment.server.run import DeployedRun
 from dpscaffold.deployment.site.operation import _run_line
 from dpscaffold.engines import State
 from dpscaffold.models.loading import load_model
-from dpscaffold.setting.budget import Budget
-from dpscaffold.setting.gaussian import Gaussian
-from dpscaffold.setting.secure import Secure
 
 POISSON = Gaussian(clip=0.7, noise=0.8, sampling="poisson")
 SECRET = replace(POISSON, noise=20.0, secret=True)

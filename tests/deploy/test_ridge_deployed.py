@@ -19,12 +19,12 @@ from tasks.test_ridge import numbers
 from typer.testing import CliRunner
 
 from dpscaffold.cli import app
+from dpscaffold.config.gaussian import Gaussian
 from dpscaffold.config.plan import ONE_ROUND
+from dpscaffold.config.secure import Secure
 from dpscaffold.deployment.protocol.enrolment import NotEnrolled
 from dpscaffold.deployment.site.operation import _run_line
 from dpscaffold.models.loading import load_model
-from dpscaffold.setting.gaussian import Gaussian
-from dpscaffold.setting.secure import Secure
 
 FIXED = Gaussian(clip=1.3, noise=0.8)
 POISSON = replace(FIXED, sampling="poisson")

@@ -13,12 +13,12 @@ import torch
 from deploy.world import TABLE
 
 from dpscaffold import Model
+from dpscaffold.config.budget import Budget
 from dpscaffold.deployment.protocol.agreement import Offer, SchemaSettings, read_offer
 from dpscaffold.deployment.protocol.enrolment import EnrolledRun
 from dpscaffold.deployment.server.agreed import model_of, setting_of
 from dpscaffold.deployment.site.reading import read_records
 from dpscaffold.engines import State
-from dpscaffold.setting.budget import Budget
 
 MARKED = TABLE.changed(na_values={"age": ["-9", "?"], "sex": ["?"]})
 TEXT = "id,sex,ill,age,bmi\n1,?,no,-9.0,-9\n2,f,yes,?,30\n3,m,yes,9,30\n"

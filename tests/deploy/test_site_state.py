@@ -9,6 +9,7 @@ import pytest
 from deploy.world import World
 from refusals import refuses
 
+from dpscaffold.config.gaussian import Gaussian
 from dpscaffold.deployment.site.file import Policy, SiteGrant
 from dpscaffold.deployment.site.ledger import GrantedRun, RecoveryEntry, SiteLedger
 from dpscaffold.deployment.site.memory import (
@@ -19,7 +20,6 @@ from dpscaffold.deployment.site.memory import (
     StateFolder,
 )
 from dpscaffold.runs import journal
-from dpscaffold.setting.gaussian import Gaussian
 
 POLICY = Policy(epsilon=1.0, delta=1e-6, max_runs=3)
 

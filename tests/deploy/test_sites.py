@@ -10,9 +10,9 @@ from in_memory import Delivery
 from small import Driven, simulator
 
 from dpscaffold.algorithms import ITERATIVE
+from dpscaffold.config.gaussian import Gaussian
 from dpscaffold.deployment.protocol.enrolment import NotEnrolled
 from dpscaffold.deployment.server.sites import Stalled
-from dpscaffold.setting.gaussian import Gaussian
 
 FIXED = Gaussian(clip=0.7, noise=0.8)
 POISSON = Gaussian(clip=0.7, noise=0.8, sampling="poisson")

@@ -11,9 +11,9 @@ from deploy.sums import SECRET, SEEDED, SumWorld
 from deploy.test_sites import simulated
 from in_memory import Crash, Delivery
 
+from dpscaffold.config.secure import Secure
 from dpscaffold.deployment.protocol.messages import unpack
 from dpscaffold.deployment.server.sites import Stalled
-from dpscaffold.setting.secure import Secure
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from deploy.world import TABLE, new_site
 from in_memory import Crash, Delivery
 from refusals import refuses
 
+from dpscaffold.config.secure import Secure
 from dpscaffold.deployment.protocol.enrolment import NotEnrolled
 from dpscaffold.deployment.protocol.messages import fingerprint, public_of, unpack
 from dpscaffold.deployment.provision import read_signing_key
@@ -25,7 +26,6 @@ from dpscaffold.deployment.site.file import read_site_file
 from dpscaffold.deployment.site.operation import _run_line, ledger_lines
 from dpscaffold.models.loading import load_model
 from dpscaffold.runs.written import to_toml
-from dpscaffold.setting.secure import Secure
 
 
 def served_by(world, out, **given) -> Deployment:

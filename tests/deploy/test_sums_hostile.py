@@ -12,6 +12,7 @@ from deploy.sums import SECRET, SumWorld
 from refusals import refuses
 from stated import at_most
 
+from dpscaffold.config.secure import Secure
 from dpscaffold.deployment.protocol.enrolment import EnrolledRun, NotEnrolled, members_in, offer_to
 from dpscaffold.deployment.protocol.masks import EpochKey, announce
 from dpscaffold.deployment.protocol.messages import (
@@ -26,7 +27,6 @@ from dpscaffold.deployment.protocol.messages import (
 )
 from dpscaffold.deployment.site.ledger import RecoveryEntry
 from dpscaffold.privacy import describe
-from dpscaffold.setting.secure import Secure
 
 
 @pytest.fixture

@@ -25,14 +25,14 @@ from deploy_demo import POLICY, demo_tables, deployed  # noqa: E402
 from local_federation import LocalFederation  # noqa: E402
 
 from dpscaffold.algorithms import fedavg, ridge  # noqa: E402
+from dpscaffold.config.gaussian import Gaussian  # noqa: E402
 from dpscaffold.config.plan import Plan  # noqa: E402
+from dpscaffold.config.secure import Secure  # noqa: E402
 from dpscaffold.data import synthetic  # noqa: E402
 from dpscaffold.data.prepared import applied  # noqa: E402
 from dpscaffold.deployment.protocol.agreement import read_offer  # noqa: E402
 from dpscaffold.deployment.protocol.messages import fingerprint, public_of  # noqa: E402
 from dpscaffold.deployment.provision import read_signing_key  # noqa: E402
-from dpscaffold.setting.gaussian import Gaussian  # noqa: E402
-from dpscaffold.setting.secure import Secure  # noqa: E402
 from dpscaffold.tasks import Logistic  # noqa: E402
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]

@@ -22,6 +22,7 @@ import pytest
 from deploy.world import World
 from refusals import refuses
 
+from dpscaffold.config.gaussian import Gaussian
 from dpscaffold.deployment.protocol.enrolment import offer_to
 from dpscaffold.deployment.protocol.messages import SignedMessage, sign, unpack
 from dpscaffold.deployment.provision import (
@@ -33,7 +34,6 @@ from dpscaffold.deployment.provision import (
 )
 from dpscaffold.deployment.site.begin import make_site
 from dpscaffold.deployment.transports import flower
-from dpscaffold.setting.gaussian import Gaussian
 
 flower.require()
 

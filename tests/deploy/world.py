@@ -14,6 +14,7 @@ from small import CPU, PLAN, Trial, federation
 
 from dpscaffold.algorithms import ALGORITHMS
 from dpscaffold.config import AlgorithmSettings, TaskSettings
+from dpscaffold.config.gaussian import Gaussian
 from dpscaffold.config.personal import PersonalSettings, trained_by
 from dpscaffold.deployment.protocol.agreement import SchemaSettings, offer_of
 from dpscaffold.deployment.protocol.enrolment import (
@@ -45,7 +46,6 @@ from dpscaffold.federation import Federation
 from dpscaffold.models.loading import load_model
 from dpscaffold.models.model import Model
 from dpscaffold.randomness.streams import Randomness
-from dpscaffold.setting.gaussian import Gaussian
 
 NAMES = ("east", "north", "south", "west", "inland", "coast")
 

@@ -12,11 +12,11 @@ from small import assert_agree, final, setting
 from stated import over_draw
 
 from dpscaffold import Plan, fedavg
+from dpscaffold.config.gaussian import Gaussian
+from dpscaffold.config.secure import Secure
 from dpscaffold.deployment.protocol.messages import sign
 from dpscaffold.engines.aggregate import clipped
 from dpscaffold.privacy import THIRD_PARTY, describe, epsilon, noise_seen, participants
-from dpscaffold.setting.gaussian import Gaussian
-from dpscaffold.setting.secure import Secure
 
 SECRET = Gaussian(clip=0.7, noise=20.0, secret=True)
 

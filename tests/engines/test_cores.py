@@ -15,6 +15,7 @@ from small import EVERY, PRIVACIES, TASKS, UNEQUAL, Driven, federation, setting
 
 from dpscaffold import Gaussian, Linear, Logistic, Plan, scaffold, synthetic, train
 from dpscaffold.algorithms import fedavg
+from dpscaffold.config import Setting
 from dpscaffold.engines import Hardware, Simulator
 from dpscaffold.engines.fast import cores
 from dpscaffold.engines.fast import scripted as scripts
@@ -25,7 +26,6 @@ from dpscaffold.engines.participation.drawing import Row
 from dpscaffold.federation import Federation
 from dpscaffold.randomness.csprng import CipherStream
 from dpscaffold.randomness.streams import OneRound, Randomness
-from dpscaffold.setting import Setting
 from dpscaffold.tasks import LOSSES, huber
 
 

@@ -7,12 +7,12 @@ import torch
 
 from dpscaffold import ALGORITHMS, Gaussian, Logistic, Mlp, ModuleTask, Plan, synthetic, train
 from dpscaffold.algorithms import ITERATIVE
+from dpscaffold.config import Setting
 from dpscaffold.engines import Hardware, Simulator, State
 from dpscaffold.engines.fast import devices
 from dpscaffold.engines.fast.graphs import Graphs
 from dpscaffold.engines.participation import participate
 from dpscaffold.engines.rounds import plain_draws, rounds
-from dpscaffold.setting import Setting
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

@@ -7,11 +7,11 @@ import torch
 from small import Driven, setting, simulator
 
 from dpscaffold import Logistic, Plan, scaffold, synthetic, train
+from dpscaffold.config import Setting
+from dpscaffold.config.gaussian import Gaussian
 from dpscaffold.engines.fast import devices
 from dpscaffold.engines.fast.devices import BatchOverflow, Layout
 from dpscaffold.engines.participation import participate
-from dpscaffold.setting import Setting
-from dpscaffold.setting.gaussian import Gaussian
 from dpscaffold.training.stack import train_stack
 
 POISSON = Gaussian(clip=0.7, noise=0.8, sampling="poisson")

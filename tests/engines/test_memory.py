@@ -10,12 +10,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dpscaffold.algorithms import scaffold, scaffold_balanced
+from dpscaffold.config import Setting
+from dpscaffold.config.gaussian import Gaussian
 from dpscaffold.config.plan import Plan
 from dpscaffold.engines import Simulator, State
 from dpscaffold.engines.rounds import plain_draws, rounds
 from dpscaffold.federation import Federation, Records
-from dpscaffold.setting import Setting
-from dpscaffold.setting.gaussian import Gaussian
 from dpscaffold.tasks import Logistic
 
 SCRIPT = """
@@ -23,11 +23,11 @@ import resource, torch
 from dpscaffold.algorithms import scaffold
 from dpscaffold.engines import Simulator, State
 from dpscaffold.federation import Federation, Records
-from dpscaffold.setting.gaussian import Gaussian
+from dpscaffold.config.gaussian import Gaussian
 from dpscaffold.training.evaluator import Evaluator
 from dpscaffold.config.plan import Plan
 from dpscaffold.engines.rounds import plain_draws, rounds
-from dpscaffold.setting import Setting
+from dpscaffold.config import Setting
 from dpscaffold.tasks import Logistic
 
 users, records, dimension, classes = 10_000, 100, 40, 10

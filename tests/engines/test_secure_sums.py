@@ -25,13 +25,13 @@ from small import (
 
 from dpscaffold import Budget, Gaussian, Logistic, Plan, fedavg, fedprox, train
 from dpscaffold.algorithms import Broadcast, Upload, with_momentum
+from dpscaffold.config import Secure
 from dpscaffold.engines import Draw, Hardware, Simulator
 from dpscaffold.engines.aggregate import SecureAggregate
 from dpscaffold.engines.fast import devices, lockstep
 from dpscaffold.engines.fast.lockstep import Lockstep
 from dpscaffold.engines.participation.steps import Scales, noised_mean
 from dpscaffold.privacy.adversary import CLIPPED_SHARE, MOST_SUMMED
-from dpscaffold.setting import Secure
 from dpscaffold.tasks import Batch
 from dpscaffold.tasks.clipping import RECORDS_ADDED, LayerOuter
 

@@ -8,10 +8,10 @@ import torch
 from refusals import refuses
 from small import CPU, EQUAL, Driven, federation, setting, simulator
 
+from dpscaffold.config.gaussian import Gaussian
 from dpscaffold.engines import Memories, memories
 from dpscaffold.engines.fast.worker import Worker
 from dpscaffold.randomness.streams import OneRound, Randomness
-from dpscaffold.setting.gaussian import Gaussian
 
 
 def test_as_many_users_are_computed_together_as_fit():

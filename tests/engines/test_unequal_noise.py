@@ -27,11 +27,11 @@ from small import (
 )
 
 from dpscaffold import Gaussian, train
+from dpscaffold.config import Secure
 from dpscaffold.engines import Hardware, Simulator
 from dpscaffold.engines.fast import devices, lockstep
 from dpscaffold.engines.fast.lockstep import Lockstep
 from dpscaffold.engines.participation import participate
-from dpscaffold.setting import Secure
 
 NOISES = (0.8, 2.4, 1.1, 0.9, 3.0, 0.8)
 KINDS = {

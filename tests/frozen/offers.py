@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 
+from dpscaffold.config.gaussian import Gaussian
 from dpscaffold.deployment.protocol.agreement import read_offer
 from dpscaffold.deployment.protocol.messages import Refused
 from dpscaffold.deployment.site import file, secure
@@ -38,7 +39,6 @@ from dpscaffold.deployment.site.file import (
 )
 from dpscaffold.deployment.site.work import OfferedWork, build_task
 from dpscaffold.privacy.accounting import spent
-from dpscaffold.setting.gaussian import Gaussian
 from frozen import make
 
 Said = dict[str, Any]

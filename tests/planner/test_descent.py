@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from dpscaffold import Gaussian, Linear, Logistic, Plan, fedavg, scaffold
 from dpscaffold.algorithms import with_momentum
+from dpscaffold.config import Setting
+from dpscaffold.config.noise import dominating_site, round_noise
 from dpscaffold.planning import Facts
 from dpscaffold.planning.asked import planned_rate
 from dpscaffold.planning.descent import CURVATURE, MOST_NOISE, descent_rate
-from dpscaffold.setting import Setting
-from dpscaffold.setting.noise import dominating_site, round_noise
 from dpscaffold.tasks import LOSSES, Mlp
 
 PLAN = Plan(

@@ -25,6 +25,7 @@ from dpscaffold import (
     scaffold_warm,
 )
 from dpscaffold.cli import app
+from dpscaffold.config import Setting
 from dpscaffold.planning import Facts, Goal, Limits
 from dpscaffold.planning import shape as shapes
 from dpscaffold.planning.asked import planned_rate
@@ -36,7 +37,6 @@ from dpscaffold.planning.trial import (
     first_rates,
 )
 from dpscaffold.privacy import epsilon
-from dpscaffold.setting import Setting
 from dpscaffold.tasks import LOSSES
 
 FACTS = Facts.of(users=12, records=60, features=6, classes=3, similarity=0.0)

@@ -28,14 +28,13 @@ from dpscaffold import (
     scaffold_balanced,
 )
 from dpscaffold.cli import app
-from dpscaffold.config import load
+from dpscaffold.config import Setting, load
 from dpscaffold.planning import Facts, Goal, Limits
 from dpscaffold.planning.asked import planned_rate
 from dpscaffold.planning.recommendation import Recommendation, default_task, numbers_sent
 from dpscaffold.planning.shape import Shape
 from dpscaffold.planning.surrogate import SurrogateAssumptions, SurrogateSetting, kinds, surrogate
 from dpscaffold.planning.trial import CLOSE, Bench, Choice, StepSizeTrial, choose_rates
-from dpscaffold.setting import Setting
 from dpscaffold.tasks import LOSSES
 from dpscaffold.tuning.tuning import Score, TuningResult, parse_tuning
 

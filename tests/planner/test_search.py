@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpscaffold import Gaussian, Logistic, Plan, recommend, scaffold_balanced
+from dpscaffold.config import Setting
 from dpscaffold.planning import Facts, Goal, Limits
 from dpscaffold.planning.recommendation import Recommendation
 from dpscaffold.planning.surrogate import SurrogateAssumptions
 from dpscaffold.planning.trial import WIDENINGS, Bench, StepSizeTrial, search
 from dpscaffold.report.planning import as_json
-from dpscaffold.setting import Setting
 from dpscaffold.training.events import StackBegun, silence
 
 FACTS = Facts.of(users=12, records=60, features=6, classes=3)

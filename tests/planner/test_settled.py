@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from dpscaffold import Gaussian, Linear, Plan, fedavg
 from dpscaffold.cli import app
-from dpscaffold.config import load, parse
+from dpscaffold.config import Setting, load, parse
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.roster import Roster
 from dpscaffold.planning.facts import Facts, Limits
@@ -24,7 +24,6 @@ from dpscaffold.planning.trial import Bench, StepSizeTrial
 from dpscaffold.privacy import Facts as About
 from dpscaffold.privacy import Part, round_up, state
 from dpscaffold.report.planning import plan_lines
-from dpscaffold.setting import Setting
 from dpscaffold.tasks import LOSSES
 
 FACTS = """[facts]
@@ -262,7 +261,7 @@ def test_an_empty_word_and_a_limit_that_contradicts_are_refused(tmp_path, option
         ({"facts": {"records": [3, "a"]}}, "facts.records[1] is 'a'; give a whole number"),
         ({"facts": {"records": "many"}}, "facts.records is 'many'; give a whole number or a list"),
         ({"facts": {"row_norm": [1]}}, "facts.row_norm is [1]; give a number or 'none'"),
-        ({"plan": {"learning_rate": True}}, "plan: learning_rate is true, which is no number"),
+        ({"plan": {"learning_rate": True}}, "plan.learning_rate is True; give a number or 'plan'"),
         ({"facts": {"users": True}}, "facts: users is true, which is no number"),
     ],
 )

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from dpscaffold import BadInput, Gaussian, Logistic, Plan, fedavg, recommend, scaffold_balanced
 from dpscaffold.cli import app
-from dpscaffold.config import load
+from dpscaffold.config import Secure, Setting, load
 from dpscaffold.deployment.server.config import load_served
 from dpscaffold.planning import Facts, Goal, Limits
 from dpscaffold.planning.recommendation import Preset, _candidates
@@ -32,7 +32,6 @@ from dpscaffold.planning.stages import (
 )
 from dpscaffold.planning.trial import Bench, Choice, StepSizeTrial, best_trial, within_error
 from dpscaffold.report.planning import plan_lines
-from dpscaffold.setting import Secure, Setting
 from dpscaffold.training.events import silence
 
 FACTS = Facts.of(users=12, records=60, features=6, classes=3, similarity=0.0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
 from functools import wraps
 
 import pytest
@@ -18,11 +17,11 @@ from dpscaffold import Budget, Gaussian, Logistic, Plan, fedavg, fedprox, scaffo
 from dpscaffold.algorithms import ALGORITHMS, with_momentum
 from dpscaffold.algorithms.base import Algorithm, Upload
 from dpscaffold.algorithms.fedavg import along_gradient, send_move
+from dpscaffold.config import Setting
 from dpscaffold.federation import Federation, Records
 from dpscaffold.privacy import Mechanism, Part, noise_seen, state
 from dpscaffold.privacy.adversary import THIRD_PARTY
 from dpscaffold.randomness.streams import Randomness
-from dpscaffold.setting import Setting
 
 
 def with_total(local, at):
@@ -93,7 +92,7 @@ PLAN = Plan(rounds=2, local_steps=2, user_ratio=1.0, data_ratio=0.5)
 
 def described(data: Federation, weighting: str = "uniform", **limits: object) -> Mechanism:
     privacy = Gaussian(**{"noise": 4.0, "sampling": "poisson", **limits})
-    plan = replace(PLAN, weighting=weighting)
+    plan = PLAN.changed(weighting=weighting)
     run = Setting(data.roster, Logistic(4, 3), fedavg(), plan, privacy).describe()
     assert run is not None
     return run

@@ -10,7 +10,7 @@ from scipy.stats import norm
 from small import final, setting
 from toys import Linear, vectors
 
-from dpscaffold.setting.gaussian import Gaussian
+from dpscaffold.config.gaussian import Gaussian
 
 #: The chance of a false alarm.
 ALARM = 1e-6

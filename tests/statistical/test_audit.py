@@ -26,12 +26,12 @@ from small import Driven, Trial, simulator
 from stated import at_most
 
 from dpscaffold.algorithms import Upload, scaffold
+from dpscaffold.config.gaussian import Gaussian
 from dpscaffold.config.plan import Plan
 from dpscaffold.engines.fast import devices
 from dpscaffold.engines.participation import participate as participate_module
 from dpscaffold.federation import Federation
 from dpscaffold.randomness.streams import Randomness
-from dpscaffold.setting.gaussian import Gaussian
 from dpscaffold.tasks import Logistic
 
 GAMES, RECORDS, CLIP, DELTA = 2000, 8, 0.1, 0.01

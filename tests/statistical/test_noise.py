@@ -16,7 +16,7 @@ from torch import nn
 from toys import Linear, vectors
 
 from dpscaffold.algorithms import ITERATIVE
-from dpscaffold.setting.gaussian import Gaussian
+from dpscaffold.config.gaussian import Gaussian
 from dpscaffold.tasks import ModuleTask
 
 each_engine = pytest.mark.parametrize("engine", ENGINES)

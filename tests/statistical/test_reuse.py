@@ -14,9 +14,9 @@ import pytest
 from small import ENGINES
 from statistical.captured import SIZE, queries, uncorrelated
 
+from dpscaffold.config.gaussian import Gaussian
 from dpscaffold.randomness.csprng import CipherStream
 from dpscaffold.randomness.streams import NOISE, NoiseStreams, OneRound, Randomness
-from dpscaffold.setting.gaussian import Gaussian
 
 each_engine = pytest.mark.parametrize("engine", ENGINES)
 each_privacy = pytest.mark.parametrize(

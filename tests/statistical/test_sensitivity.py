@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from small import ENGINES, TASKS, Scripted, loop, setting
 from torch import Tensor
 
+from dpscaffold.config.gaussian import Gaussian
 from dpscaffold.engines.participation.steps import Scales, noised_query
 from dpscaffold.federation import Federation
-from dpscaffold.setting.gaussian import Gaussian
 from dpscaffold.tasks import Batch
 
 DIMENSION, CLASSES = 3, 3

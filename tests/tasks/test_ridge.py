@@ -7,10 +7,9 @@ from refusals import refuses
 
 from dpscaffold import Gaussian, Linear, Logistic, Mlp, Plan, ridge, synthetic, train
 from dpscaffold.algorithms import with_momentum
-from dpscaffold.config import load
+from dpscaffold.config import Secure, Setting, load
 from dpscaffold.federation import Federation
 from dpscaffold.federation.schema import Target
-from dpscaffold.setting import Secure, Setting
 from dpscaffold.tasks import LOSSES, Batch
 from dpscaffold.tasks.ridge import RidgeSums
 

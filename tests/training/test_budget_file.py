@@ -19,12 +19,12 @@ from typer.testing import CliRunner
 
 from dpscaffold import BadInput, Budget, Gaussian, Logistic, Plan, fedavg, synthetic, train
 from dpscaffold.cli import app
+from dpscaffold.config import Setting
 from dpscaffold.privacy import Ledger
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.runs.account import PrivacyAccount
 from dpscaffold.runs.budget_file import BudgetFile, BudgetRound
 from dpscaffold.runs.folder import RunFolder
-from dpscaffold.setting import Setting
 
 PLAN = Plan(rounds=6, local_steps=2, user_ratio=0.25, evaluate_every=6, checkpoint_every=3, seed=4)
 COUNT = count()

@@ -16,12 +16,11 @@ from typer.testing import CliRunner
 from dpscaffold import Gaussian, Plan, fedavg, train
 from dpscaffold.audit.subject import _described
 from dpscaffold.cli import app
-from dpscaffold.config import parse
+from dpscaffold.config import Secure, Setting, parse
+from dpscaffold.config.budgets import joint_noises, own_noises
 from dpscaffold.data.loading import load_federation
 from dpscaffold.privacy import adversaries, epsilons_by_group, noise_seen, round_up
 from dpscaffold.report.runs import comparison_table, read_run
-from dpscaffold.setting import Secure, Setting
-from dpscaffold.setting.budgets import joint_noises, own_noises
 
 TABLE = {"default": 6.0, "1": 1.0, "4": 2.5}
 BUDGETS = np.array([6.0, 1.0, 6.0, 6.0, 2.5, 6.0])

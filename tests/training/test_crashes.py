@@ -155,7 +155,7 @@ def test_every_epsilon_counts_what_was_lost(federation, tmp_path, ending, moment
 
 
 def described(federation, privacy):
-    from dpscaffold.setting import Setting
+    from dpscaffold.config import Setting
 
     return Setting(federation.roster, Logistic(40, 10), fedavg(), PLAN, privacy).describe(
         "1/records"

@@ -22,12 +22,12 @@ from stated import over_draw, read, spent, stated, written
 from typed import typed
 
 from dpscaffold import Gaussian, Logistic, Plan, scaffold, synthetic, train
+from dpscaffold.config.budget import Budget
 from dpscaffold.privacy import Cost, Facts, Ledger, Part, describe, state
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.runs.budget_file import BudgetFile
 from dpscaffold.runs.journal import Journal
 from dpscaffold.runs.ledger import read_account, read_entries
-from dpscaffold.setting.budget import Budget
 
 PLAN = Plan(rounds=6, local_steps=2, user_ratio=0.5, evaluate_every=2, checkpoint_every=2, seed=0)
 NOISY, SECRET = Gaussian(clip=1.0, noise=6.0), Gaussian(clip=1.0, noise=6.0, secret=True)
@@ -246,7 +246,7 @@ def test_what_each_user_may_spend_holds_over_all_parts(tmp_path: Path, privacy) 
     cap = 1e-9 + spent(run, 6) + spent(run, 2)
     budget = Budget(user_epsilon=cap)
     go(full, tmp_path / "run", False, privacy, budget=budget)
-    more = go(replace(full, rounds=10), tmp_path / "run", True, privacy, budget=budget)
+    more = go(full.changed(rounds=10), tmp_path / "run", True, privacy, budget=budget)
     took = {e.round: e.users for e in read_entries(Journal(tmp_path / "run" / "ledger.jsonl"))}
     assert {r: len(users) for r, users in took.items()} == {
         r: 8 if r <= 8 else 0 for r in range(1, 11)
@@ -289,7 +289,7 @@ def test_a_budget_file_covers_capped_users_of_a_longer_second_part(tmp_path: Pat
     BudgetFile.open(path, epsilon=100.0, delta=10 * run.delta)
     budget = Budget(file=str(path), user_epsilon=40.0)
     go(full, tmp_path / "run", False, budget=budget)
-    more = go(replace(full, rounds=12), tmp_path / "run", budget=budget)
+    more = go(full.changed(rounds=12), tmp_path / "run", budget=budget)
     granted, delta = BudgetFile(path).read().spent
     assert granted >= more.privacy.towards("server").given > 0 and delta == more.privacy.delta
 

@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 from dpscaffold import BadInput, Budget, Gaussian, Logistic, Plan, fedavg, train
 from dpscaffold.cli import app
+from dpscaffold.config import Setting
 from dpscaffold.data import load_federation, preprocess
 from dpscaffold.runs.account import read_ledger
-from dpscaffold.setting import Setting
 
 DELTA, ROUNDS, NOISE, MEAN = 1e-3, 6, 4.0, 2.5
 CENTRE = {"step": "centre", "fit": "private", "norm_bound": 1.0, "noise": MEAN}

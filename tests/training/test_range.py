@@ -16,13 +16,13 @@ from typer.testing import CliRunner
 
 from dpscaffold import Gaussian, Linear, Plan, fedavg, load_model, train
 from dpscaffold.cli import app
+from dpscaffold.config import Setting
 from dpscaffold.data import FederationWriter, from_users, load, load_federation, prepare
 from dpscaffold.data.drafts.guesses import rounded_range
 from dpscaffold.data.drafts.profile import look
 from dpscaffold.deployment.protocol.agreement import Offer, SchemaSettings
 from dpscaffold.deployment.server.agreed import evaluation_on
 from dpscaffold.federation import Federation, Target
-from dpscaffold.setting import Setting
 from dpscaffold.tasks import LOSSES
 from dpscaffold.tasks.metrics import METRICS
 from dpscaffold.training.stack import Outcome

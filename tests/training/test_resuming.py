@@ -30,6 +30,7 @@ from dpscaffold import (
     train,
 )
 from dpscaffold.cli import app
+from dpscaffold.config.identity import algorithm_identity
 from dpscaffold.data.storage import load as load_saved
 from dpscaffold.data.storage import save
 from dpscaffold.federation import tables as federation_module
@@ -37,7 +38,6 @@ from dpscaffold.report.runs import read_run
 from dpscaffold.runs.checkpoint import CHECKPOINT_FORMAT
 from dpscaffold.runs.journal import START, digest
 from dpscaffold.runs.ledger import LedgerSummary, read_account
-from dpscaffold.setting.identity import algorithm_identity
 
 PLAN = Plan(rounds=6, local_steps=2, user_ratio=0.25, evaluate_every=2, checkpoint_every=3)
 NOISY = Gaussian(clip=1.0, noise=3.0)

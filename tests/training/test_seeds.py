@@ -15,11 +15,11 @@ from stated import call, read, refused, stated, written
 from training.test_crashes import Crash, die_after
 
 from dpscaffold import BadInput, Gaussian, Logistic, Plan, fedavg, synthetic, train
+from dpscaffold.config import Setting
 from dpscaffold.engines import State
 from dpscaffold.privacy import Ledger, describe
 from dpscaffold.privacy.numbers import round_up
 from dpscaffold.runs.ledger import read_account
-from dpscaffold.setting import Setting
 from dpscaffold.tasks import Mlp
 
 CONFIG = """

@@ -25,9 +25,9 @@ from dpscaffold import (
     synthetic,
     train,
 )
+from dpscaffold.config import Setting
 from dpscaffold.engines.machine import pick_device
 from dpscaffold.runs.ledger import read_ledger
-from dpscaffold.setting import Setting
 from dpscaffold.training import run
 from dpscaffold.training.events import RoundDone
 
@@ -484,8 +484,8 @@ def test_a_setting_of_another_federation_is_refused(federation):
 
 def test_a_run_takes_the_threads_that_it_is_given(federation):
     """As many as the hardware says, and no others are stored with it."""
+    from dpscaffold.config import Setting
     from dpscaffold.engines import Hardware
-    from dpscaffold.setting import Setting
     from dpscaffold.training import run
 
     before = torch.get_num_threads()

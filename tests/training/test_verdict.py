@@ -13,10 +13,10 @@ from stated import written
 from typed import HOSPITALS, done_here
 
 from dpscaffold import Federation, Gaussian, Logistic, Plan, fedavg, synthetic
+from dpscaffold.config import Setting
 from dpscaffold.data.drafts.draft import run_lines
 from dpscaffold.federation.roster import FEW_USERS
 from dpscaffold.privacy import Part, round_up, state
-from dpscaffold.setting import Setting
 from dpscaffold.training.evaluator import baseline
 from dpscaffold.training.verdict import cause, verdict
 

@@ -20,10 +20,10 @@ from dpscaffold.algorithms import Algorithm, Broadcast, Server
 from dpscaffold.audit.subject import AuditSubject, SentModel
 from dpscaffold.audit.tally import UploadTally
 from dpscaffold.audit.watching import WatchedSimulator
+from dpscaffold.config import Setting
 from dpscaffold.engines import Draw, Simulator, State
 from dpscaffold.engines.rounds import announced
 from dpscaffold.privacy.loss import Array
-from dpscaffold.setting import Setting
 
 #: The name of the statistic that no game may ever see.
 NOT_FINITE = "uploads that are not finite"

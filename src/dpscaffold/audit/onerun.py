@@ -24,6 +24,7 @@ from torch import Tensor
 from dpscaffold.algorithms import Algorithm, Slots, Upload
 from dpscaffold.audit.limits import one_run_epsilon
 from dpscaffold.audit.subject import AuditedRun
+from dpscaffold.config import Setting
 from dpscaffold.engines import Hardware, Simulator, State
 from dpscaffold.engines.fast.stacking import StackedBroadcast
 from dpscaffold.engines.participation.drawing import Row
@@ -35,7 +36,6 @@ from dpscaffold.privacy.numbers import digits_up, round_up
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.runs.account import PrivacyAccount
 from dpscaffold.runs.folder import RunFolder
-from dpscaffold.setting import Setting
 from dpscaffold.tasks import Batch
 from dpscaffold.tasks.clipping import row_squares
 from dpscaffold.training.events import silence

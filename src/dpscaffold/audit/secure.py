@@ -19,12 +19,12 @@ from dpscaffold.algorithms import Algorithm, Slots, Upload
 from dpscaffold.audit.game import Played, sent
 from dpscaffold.audit.subject import AuditSubject
 from dpscaffold.audit.tally import canary_hits, likelihood_ratio
+from dpscaffold.config import Setting
+from dpscaffold.config.secure import SumGrid
 from dpscaffold.engines import Draw, Hardware, Simulator
 from dpscaffold.engines.fast.stacking import StackedBroadcast
 from dpscaffold.engines.participation.drawing import Row
 from dpscaffold.privacy.loss import Array
-from dpscaffold.setting import Setting
-from dpscaffold.setting.secure import SumGrid
 
 #: What the adversary computes from what it sees, by place.
 OF_SECURE_SUMS = (

@@ -13,8 +13,10 @@ from torch import Tensor
 
 from dpscaffold.algorithms import Algorithm
 from dpscaffold.audit.canary import Pair, clipped_at, federation_of, make_pair, small
-from dpscaffold.config import load
+from dpscaffold.config import Setting, load
+from dpscaffold.config.gaussian import Gaussian
 from dpscaffold.config.plan import Plan
+from dpscaffold.config.secure import Secure
 from dpscaffold.data.loading import load_federation
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
@@ -33,9 +35,6 @@ from dpscaffold.privacy import (
 from dpscaffold.privacy.page import THEOREMS
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.runs.ledger import read_account
-from dpscaffold.setting import Setting
-from dpscaffold.setting.gaussian import Gaussian
-from dpscaffold.setting.secure import Secure
 from dpscaffold.tasks import Task
 
 

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from dpscaffold.algorithms import Algorithm, Slots, Upload
+from dpscaffold.config import Setting
 from dpscaffold.engines import Hardware, Simulator
 from dpscaffold.engines.fast.stacking import StackedBroadcast
 from dpscaffold.engines.participation.drawing import Row
 from dpscaffold.federation import Federation
 from dpscaffold.privacy.loss import Array
 from dpscaffold.randomness.streams import Randomness
-from dpscaffold.setting import Setting
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from dpscaffold.config import Configuration, FactsSettings
+    from dpscaffold.config.budget import View
     from dpscaffold.deployment.server.config import ServerConfiguration
     from dpscaffold.planning.facts import Facts, Limits
     from dpscaffold.planning.recommendation import Goal, Preset, Recommendation
     from dpscaffold.privacy.mechanism import Sampling, Unit
-    from dpscaffold.setting.budget import View
 
 
 def plan_command(
@@ -297,8 +297,8 @@ def _preset(
     Poisson batches, and anybody may stay away."""
     from dpscaffold.config import Configuration
     from dpscaffold.config.plan import Plan
+    from dpscaffold.config.secure import Secure
     from dpscaffold.planning.recommendation import Preset
-    from dpscaffold.setting.secure import Secure
 
     plan, privacy = tables.get("plan", {}), settings.privacy
     clip = tables.get("privacy", {}).get("clip")

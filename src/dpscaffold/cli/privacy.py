@@ -18,6 +18,7 @@ from dpscaffold.algorithms import DEFAULT
 from dpscaffold.algorithms.naming import build, factory_of
 from dpscaffold.checks import choice, floor_share, shares
 from dpscaffold.cli.usage import refuse_given
+from dpscaffold.config.gaussian import Gaussian
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy import (
     Facts,
@@ -39,7 +40,6 @@ from dpscaffold.runs.budget_file import BudgetFile, BudgetFileContents
 from dpscaffold.runs.data_key import KEY, read_key
 from dpscaffold.runs.journal import Journal
 from dpscaffold.runs.ledger import JOURNAL, Account, read_account
-from dpscaffold.setting.gaussian import Gaussian
 
 #: The numbers of a plan that has no file; without the first seven there is no run.
 NUMBERS = (

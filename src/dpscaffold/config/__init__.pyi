@@ -1,7 +1,9 @@
 from .algorithm import AlgorithmSettings as AlgorithmSettings
+from .budget import Budget as Budget
 from .configuration import Configuration as Configuration
 from .extras import FactsSettings as FactsSettings
 from .extras import StoppingSettings as StoppingSettings
+from .gaussian import Gaussian as Gaussian
 from .plan import Plan as Plan
 from .privacy import PrivacySettings as PrivacySettings
 from .reading import checked_facts as checked_facts
@@ -9,5 +11,7 @@ from .reading import load as load
 from .reading import override as override
 from .reading import parse as parse
 from .reading import read_tables as read_tables
+from .run import Setting as Setting
+from .secure import Secure as Secure
 from .table import ConfigTable as ConfigTable
 from .task import TaskSettings as TaskSettings

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, model_validator
 
@@ -14,14 +14,16 @@ from dpscaffold.config.extras import FactsSettings, StoppingSettings
 from dpscaffold.config.personal import PersonalSettings, trained_by
 from dpscaffold.config.plan import ONE_ROUND, Plan
 from dpscaffold.config.privacy import PrivacySettings
+from dpscaffold.config.secure import Secure
 from dpscaffold.config.table import ConfigTable
 from dpscaffold.config.task import TaskSettings
 from dpscaffold.data.config import DataSettings, Synthetic
-from dpscaffold.federation import Federation
-from dpscaffold.federation.roster import Roster
 from dpscaffold.privacy import Mechanism
-from dpscaffold.setting.run import Setting
-from dpscaffold.setting.secure import Secure
+
+if TYPE_CHECKING:
+    from dpscaffold.config.run import Setting
+    from dpscaffold.federation import Federation
+    from dpscaffold.federation.roster import Roster
 
 
 def with_one_round(tables: Any) -> Any:
@@ -70,6 +72,9 @@ class Configuration(ConfigTable):
         """The run this configuration describes on those data, of which the roster is all that
         matters; solves for the noise where ε is given. ``planned`` is η₀ where
         ``learning_rate = "plan"`` (:func:`~dpscaffold.planning.asked.planned_setting`)."""
+        from dpscaffold.config.run import Setting  # its numbers are tensors
+        from dpscaffold.federation.roster import Roster
+
         roster, given = data if isinstance(data, Roster) else data.roster, self.privacy
         plan = self.plan if planned is None else self.plan.at_rate(planned)
         algorithm, sums = self.trains, self.secure

@@ -6,13 +6,13 @@ from typing import Any, Literal
 
 from pydantic import PrivateAttr, model_validator
 
+from dpscaffold.config.budget import Budget, View
+from dpscaffold.config.budgets import checked
+from dpscaffold.config.gaussian import STORED, Gaussian
 from dpscaffold.config.table import ConfigTable
 from dpscaffold.data.config import PathText
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.mechanism import Clip, Delta, Relation, Sampling, Unit
-from dpscaffold.setting.budget import Budget, View
-from dpscaffold.setting.budgets import checked
-from dpscaffold.setting.gaussian import STORED, Gaussian
 
 
 class PrivacySettings(ConfigTable):

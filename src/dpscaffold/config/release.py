@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from dpscaffold.config import Configuration
+from dpscaffold.config import Configuration, Setting
 from dpscaffold.config.plan import Plan
 from dpscaffold.data.prepared import Shift, Standardised
 from dpscaffold.data.tables.cells import toml_key, toml_text
@@ -20,7 +20,6 @@ from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
 from dpscaffold.privacy import charged
 from dpscaffold.privacy.preparation import WITHIN, Preparation
-from dpscaffold.setting import Setting
 
 PREPROCESSING, MEDIAN = "unprotected-preprocessing", "median-clip"
 

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from dpscaffold.algorithms import Algorithm, Broadcast, Known, Local, Participant, Upload
+from dpscaffold.config import Setting
+from dpscaffold.config.secure import SumPlan
 from dpscaffold.engines.machine import sent
 from dpscaffold.engines.state import Draw, RoundUploads
 from dpscaffold.errors import BadInput
-from dpscaffold.setting import Setting
-from dpscaffold.setting.secure import SumPlan
 
 
 def mean_weights(setting: Setting, draw: Draw) -> np.ndarray:

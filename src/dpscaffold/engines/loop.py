@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from dpscaffold.algorithms import Algorithm, Broadcast, Known, Local, Participant, Slots, Upload
+from dpscaffold.config import Gaussian, Setting
 from dpscaffold.engines.aggregate import aggregate
 from dpscaffold.engines.machine import Hardware
 from dpscaffold.engines.memories import Memories
@@ -23,7 +24,6 @@ from dpscaffold.federation import Federation
 from dpscaffold.privacy.adversary import CLIPPED_SHARE
 from dpscaffold.randomness.csprng import on_grid
 from dpscaffold.randomness.streams import Batches, NoiseStreams, Randomness
-from dpscaffold.setting import Gaussian, Setting
 from dpscaffold.tasks.base import BOUNDS
 from dpscaffold.tasks.ridge import RidgeSums
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from dpscaffold.config import Setting
 from dpscaffold.engines.loop import Loop
 from dpscaffold.engines.machine import Hardware
 from dpscaffold.engines.simulator import Simulator
 from dpscaffold.engines.state import Engine
 from dpscaffold.federation import Federation
 from dpscaffold.randomness.streams import Randomness
-from dpscaffold.setting import Setting
 
 
 def _simulator(

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from dpscaffold.algorithms import Algorithm, Broadcast, Cohort, Known, Slots
+from dpscaffold.config import Setting
 from dpscaffold.engines import (
     Draw,
     Engine,
@@ -28,7 +29,6 @@ from dpscaffold.engines import (
 )
 from dpscaffold.engines.machine import sent
 from dpscaffold.randomness.streams import Randomness
-from dpscaffold.setting import Setting
 
 #: Who takes part in a round; None ends the run before it.
 Drawing = Callable[[int], Draw | None]

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import torch
 
 from dpscaffold.algorithms import Algorithm, Broadcast, Slots, Upload
+from dpscaffold.config import Setting
 from dpscaffold.engines.aggregate import new_aggregate
 from dpscaffold.engines.fast.shards import Shards
 from dpscaffold.engines.fast.stacking import (
@@ -30,7 +31,6 @@ from dpscaffold.engines.participation.drawing import Row
 from dpscaffold.engines.state import Draw, RoundUploads
 from dpscaffold.federation import Federation
 from dpscaffold.randomness.streams import OneRound, Randomness
-from dpscaffold.setting import Setting
 
 
 @dataclass(frozen=True)

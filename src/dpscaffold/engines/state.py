@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from dpscaffold.algorithms import Algorithm, Broadcast, Server, Upload
+from dpscaffold.config import Setting
 from dpscaffold.engines.memories import Memories
-from dpscaffold.setting import Setting
 
 
 def running_average(average: Tensor, x: Tensor, count: Tensor | int) -> Tensor:

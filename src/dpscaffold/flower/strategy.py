@@ -23,7 +23,8 @@ from flwr.serverapp.strategy import Strategy as FlowerStrategy
 from torch import nn
 
 from dpscaffold.algorithms import Algorithm, Broadcast, scaffold
-from dpscaffold.config import AlgorithmSettings
+from dpscaffold.config import AlgorithmSettings, Setting
+from dpscaffold.config.gaussian import Gaussian
 from dpscaffold.config.plan import Plan
 from dpscaffold.deployment.protocol.agreement import Offer, offer_of
 from dpscaffold.deployment.protocol.enrolment import EnrolledRun
@@ -55,8 +56,6 @@ from dpscaffold.flower.kept import ClientAccount, KeptRun, SavedRun
 from dpscaffold.privacy.mechanism import PAIRS, Relation
 from dpscaffold.privacy.numbers import round_up
 from dpscaffold.randomness.streams import Randomness
-from dpscaffold.setting import Setting
-from dpscaffold.setting.gaussian import Gaussian
 
 _LOG = logging.getLogger("flwr")
 CPU = torch.device("cpu")

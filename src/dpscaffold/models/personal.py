@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from dpscaffold.algorithms.mean_regularised import given_out
+from dpscaffold.config import Setting
 from dpscaffold.data.tables.codec import read_labels
 from dpscaffold.data.tables.rows import coding_of
 from dpscaffold.engines.memories import Memories
@@ -28,7 +29,6 @@ from dpscaffold.models.model import Model
 from dpscaffold.privacy import without_guarantee
 from dpscaffold.privacy.preparation import Remark
 from dpscaffold.runs.folder import RunFolder
-from dpscaffold.setting import Setting
 from dpscaffold.tasks import Task
 from dpscaffold.tasks.metrics import Metric, metrics_for, titled
 from dpscaffold.tasks.near import NearFit, SiteRows, better_of, fit_sites

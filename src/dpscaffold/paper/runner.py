@@ -12,13 +12,13 @@ from typing import Any
 import torch
 
 from dpscaffold.checks import floor_share
+from dpscaffold.config import Setting
 from dpscaffold.data.loading import load_federation
 from dpscaffold.federation import Federation
 from dpscaffold.paper.archive import Archive
 from dpscaffold.paper.cases import Case
 from dpscaffold.paper.solving import solved_noise
 from dpscaffold.runs.written import versions
-from dpscaffold.setting import Setting
 from dpscaffold.training.events import Listener, StackBegun, StackDone
 from dpscaffold.training.optimum import Optimum, solve
 from dpscaffold.training.stack import ROWS, train_stack

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from statistics import median_low
 
-from dpscaffold.config import Configuration, FactsSettings
+from dpscaffold.config import Configuration, FactsSettings, Setting
+from dpscaffold.config.budgets import DEFAULT
 from dpscaffold.config.plan import Plan
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
@@ -15,8 +16,6 @@ from dpscaffold.planning.descent import descent_rate
 from dpscaffold.planning.facts import Facts
 from dpscaffold.planning.surrogate import SurrogateAssumptions
 from dpscaffold.planning.trial import choose_rate
-from dpscaffold.setting import Setting
-from dpscaffold.setting.budgets import DEFAULT
 
 
 def planned_setting(settings: Configuration, federation: Federation) -> Setting:

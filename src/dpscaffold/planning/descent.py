@@ -7,7 +7,7 @@ long a step may be.
 - *Curvature.* Rows have a norm of at most N, so with the bias the loss bends by at most
   L = κ(N² + 1), κ being that of the loss in the scores. A step of 1/L never overshoots.
 - *Noise.* Each round adds noise of deviation s to every coordinate of the mean gradient
-  (:func:`~dpscaffold.setting.noise.round_noise`). T steps of length η add up to η·s·√T in a weight,
+  (:func:`~dpscaffold.config.noise.round_noise`). T steps of length η add up to η·s·√T in a weight,
   and to N times that in a score, if nothing pulls it back. The step is so short that this stays
   below :data:`MOST_NOISE`.
 
@@ -22,8 +22,8 @@ import math
 
 from dpscaffold.algorithms.fedavg import add_mean_move, along_gradient, send_move
 from dpscaffold.algorithms.fedprox import Proximal
-from dpscaffold.setting import Setting
-from dpscaffold.setting.noise import round_noise
+from dpscaffold.config import Setting
+from dpscaffold.config.noise import round_noise
 from dpscaffold.tasks import Linear
 
 #: κ: how much a loss bends at most in its scores.

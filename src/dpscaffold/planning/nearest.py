@@ -6,11 +6,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from dpscaffold.config import Setting
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy import epsilon as epsilon_of
 from dpscaffold.privacy import no_guarantee
 from dpscaffold.privacy.mechanism import MOST_NOISE
-from dpscaffold.setting import Setting
 
 
 def unmet(settings: Sequence[Setting], epsilon: float, error: BadInput) -> BadInput:

@@ -18,7 +18,11 @@ import torch
 from dpscaffold.algorithms import ALGORITHMS, Algorithm, Cohort, Known, Server
 from dpscaffold.algorithms.registry import RIVALS
 from dpscaffold.checks import choice, least_ratio
+from dpscaffold.config import Setting
+from dpscaffold.config.budget import Budget, View
+from dpscaffold.config.gaussian import Gaussian
 from dpscaffold.config.plan import Plan, Weighting
+from dpscaffold.config.secure import Secure
 from dpscaffold.errors import BadInput
 from dpscaffold.planning.facts import Facts, Limits, least_batch_ratio
 from dpscaffold.planning.nearest import unmet
@@ -26,10 +30,6 @@ from dpscaffold.planning.shape import Shape
 from dpscaffold.planning.stages import CLOSE_LOOK, PlanSearch, preferred
 from dpscaffold.planning.trial import Bench, Choice
 from dpscaffold.privacy.mechanism import Delta, Relation, Unit
-from dpscaffold.setting import Setting
-from dpscaffold.setting.budget import Budget, View
-from dpscaffold.setting.gaussian import Gaussian
-from dpscaffold.setting.secure import Secure
 from dpscaffold.tasks import LOSSES, Linear, Logistic, Task
 from dpscaffold.training.events import Listener, silence
 

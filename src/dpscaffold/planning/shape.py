@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from dpscaffold.setting import Setting
+from dpscaffold.config import Setting
 from dpscaffold.tasks import Linear, Logistic, Mlp, Task
 
 #: Users, participants, records in a batch and steps of a surrogate, at most.

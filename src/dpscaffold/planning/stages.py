@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from dpscaffold.algorithms.registry import RIVALS
+from dpscaffold.config import Setting
 from dpscaffold.planning.shape import Fidelity
 from dpscaffold.planning.trial import (
     SEEDS,
@@ -23,7 +24,6 @@ from dpscaffold.planning.trial import (
     first_rates,
     search,
 )
-from dpscaffold.setting import Setting
 
 #: Differences that count as none where surrogates cannot tell better: half a point.
 TOLERANCE = 0.005

@@ -27,12 +27,12 @@ from typing import Literal
 
 import numpy as np
 
+from dpscaffold.config import Setting
+from dpscaffold.config.gaussian import Gaussian
 from dpscaffold.data.partition import similarity
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation, schema
 from dpscaffold.planning.shape import Fidelity, Shape
-from dpscaffold.setting import Setting
-from dpscaffold.setting.gaussian import Gaussian
 from dpscaffold.tasks import Task
 
 #: How far apart the classes of the surrogates lie.

@@ -9,6 +9,7 @@ from statistics import fmean
 
 import torch
 
+from dpscaffold.config import Setting
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
 from dpscaffold.planning.shape import Fidelity, Shape
@@ -19,7 +20,6 @@ from dpscaffold.planning.surrogate import (
     invented,
     kinds,
 )
-from dpscaffold.setting import Setting
 from dpscaffold.training.events import Listener, StackBegun, silence
 from dpscaffold.training.stack import Outcome, Schedule, split, train_stack
 

@@ -1,6 +1,6 @@
 """Random numbers: who takes part, which records are drawn, which noise is added.
 
 Belongs here: streams keyed by round and user, the cipher behind secret noise, and Philox. Does not
-belong here: which seed a run has (``setting/seeds.py``), what the numbers are used for, and draws
+belong here: which seed a run has (``privacy/seeds.py``), what the numbers are used for, and draws
 that are only there for speed on a GPU (``engines/fast``).
 """

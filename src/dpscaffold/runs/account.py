@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 
 from dpscaffold.atomic import write_text
+from dpscaffold.config import Setting
+from dpscaffold.config.budget import Budget
 from dpscaffold.engines import Draw
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy import (
@@ -59,8 +61,6 @@ from dpscaffold.runs.ledger import (
 from dpscaffold.runs.parts import Parts, spent_in_parts
 from dpscaffold.runs.reservation import BudgetReservation
 from dpscaffold.runs.target import EpsilonTarget
-from dpscaffold.setting import Setting
-from dpscaffold.setting.budget import Budget
 
 
 class PrivacyAccount:

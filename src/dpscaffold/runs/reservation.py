@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from dpscaffold.config import Setting
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy import Cost, Ledger, Mechanism, adversaries, epsilon
 from dpscaffold.privacy.numbers import largest_count
@@ -23,7 +24,6 @@ from dpscaffold.runs.budget_file import BudgetFile, BudgetFileContents, BudgetGr
 from dpscaffold.runs.folder import RunFolder
 from dpscaffold.runs.journal import Anchor, digest
 from dpscaffold.runs.parts import Parts, RoundEntry
-from dpscaffold.setting import Setting
 
 #: The file of a run folder that names the run in its budget file, and how that file stood.
 GRANT = "grant.json"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from dpscaffold.config.budget import Budget
 from dpscaffold.privacy import Cost, Ledger, Mechanism, epsilon, largest_rounds
 from dpscaffold.runs.parts import Parts, spent_in_parts
-from dpscaffold.setting.budget import Budget
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,10 @@ from typing import Any
 from pydantic import ConfigDict, Field, ValidationError
 
 from dpscaffold.algorithms import ALGORITHMS, ITERATIVE
-from dpscaffold.config import AlgorithmSettings, ConfigTable, PrivacySettings, TaskSettings
+from dpscaffold.config import AlgorithmSettings, ConfigTable, PrivacySettings, Setting, TaskSettings
+from dpscaffold.config.gaussian import Gaussian
 from dpscaffold.config.plan import Plan
+from dpscaffold.config.secure import Secure, SumGrid
 from dpscaffold.data.sentences import mistake_of
 from dpscaffold.deployment.protocol.agreement import Offer, SchemaSettings, offer_of
 from dpscaffold.deployment.protocol.enrolment import EnrolledRun
@@ -22,9 +24,6 @@ from dpscaffold.deployment.provision import read_toml, site_name
 from dpscaffold.deployment.server.agreed import setting_of
 from dpscaffold.errors import BadInput
 from dpscaffold.runs.ledger import MAY_STAY_AWAY
-from dpscaffold.setting import Setting
-from dpscaffold.setting.gaussian import Gaussian
-from dpscaffold.setting.secure import Secure, SumGrid
 from dpscaffold.tasks.ridge import RidgeSums
 
 #: The algorithms that make a model of one sum, by name.

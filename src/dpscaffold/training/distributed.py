@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import dpscaffold
+from dpscaffold.config import Setting
 from dpscaffold.engines import Engine, Hardware
 from dpscaffold.engines.fast.ranked import RankedSimulator
 from dpscaffold.engines.launcher import VARIABLES, launched_ranks
@@ -32,7 +33,6 @@ from dpscaffold.errors import BadInput, RankLost
 from dpscaffold.federation import Federation
 from dpscaffold.federation.share import UserShare
 from dpscaffold.runs.written import plain
-from dpscaffold.setting import Setting
 from dpscaffold.tasks.metrics import report_of_all
 from dpscaffold.training.driver import Ending
 from dpscaffold.training.evaluator import Evaluator, Metrics, evaluation_task

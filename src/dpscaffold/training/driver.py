@@ -16,6 +16,7 @@ from functools import partial
 
 import torch
 
+from dpscaffold.config import Setting
 from dpscaffold.engines import Engine, State
 from dpscaffold.engines.memories import slot_metrics
 from dpscaffold.engines.rounds import FinishedRound, rounds
@@ -27,7 +28,6 @@ from dpscaffold.runs.checkpoint import Checkpoint
 from dpscaffold.runs.folder import RunFolder
 from dpscaffold.runs.history import HistoryRow, MetricValues
 from dpscaffold.runs.written import plain
-from dpscaffold.setting import Setting
 from dpscaffold.training.events import Checkpointed, Evaluated, Listener, RoundDone, silence
 from dpscaffold.training.stopping import Stopping
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from dpscaffold.algorithms.failing import own_failures
 from dpscaffold.checks import instance
-from dpscaffold.config import Configuration, load
+from dpscaffold.config import Configuration, Setting, load
 from dpscaffold.config.release import for_release
 from dpscaffold.data.config import located
 from dpscaffold.data.loading import load_federation
@@ -22,7 +22,6 @@ from dpscaffold.models.personal import JOINING
 from dpscaffold.privacy.seeds import public_seed
 from dpscaffold.runs.folder import RunFolder
 from dpscaffold.runs.written import plain
-from dpscaffold.setting import Setting
 from dpscaffold.training import Result
 from dpscaffold.training import run as run_setting
 from dpscaffold.training.distributed import leads, own_hardware

@@ -8,17 +8,17 @@ from typing import Any
 
 from dpscaffold.algorithms import Algorithm
 from dpscaffold.checks import instance
+from dpscaffold.config import Setting
+from dpscaffold.config.budget import Budget
+from dpscaffold.config.gaussian import Gaussian
 from dpscaffold.config.plan import Plan
+from dpscaffold.config.secure import Secure
 from dpscaffold.engines import Hardware
 from dpscaffold.engines.ranks import Ranks
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
 from dpscaffold.models.model import Model
 from dpscaffold.runs.history import HistoryRow
-from dpscaffold.setting import Setting
-from dpscaffold.setting.budget import Budget
-from dpscaffold.setting.gaussian import Gaussian
-from dpscaffold.setting.secure import Secure
 from dpscaffold.tasks import Task
 from dpscaffold.tasks.fitting import require_task
 from dpscaffold.training.distributed import RankedRun, join, leads, own_hardware, together

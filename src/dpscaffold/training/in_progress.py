@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from dpscaffold.config import Setting
 from dpscaffold.engines import ENGINES, Engine, Hardware, Simulator, State
 from dpscaffold.engines.machine import device_failed, stop_signals
 from dpscaffold.engines.rounds import FinishedRound
@@ -26,7 +27,6 @@ from dpscaffold.runs.data_key import fresh_key, identity, open_key
 from dpscaffold.runs.folder import Identity, RunFolder
 from dpscaffold.runs.log import RunLog
 from dpscaffold.runs.written import to_toml
-from dpscaffold.setting import Setting
 from dpscaffold.training.driver import CPU, Ending, RunDriver
 from dpscaffold.training.evaluator import Evaluator, Measures, Metrics, evaluation_task
 from dpscaffold.training.events import Ended, Listener

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from dpscaffold.config import Setting
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
 from dpscaffold.models.model import Model, Raw
@@ -25,7 +26,6 @@ from dpscaffold.privacy.numbers import round_up
 from dpscaffold.report.notebook import html_table
 from dpscaffold.runs.history import HistoryRow, MetricValues
 from dpscaffold.runs.summary import Summary
-from dpscaffold.setting import Setting
 from dpscaffold.tasks.metrics import shown_metric
 from dpscaffold.tasks.near import SiteRows
 from dpscaffold.training.evaluator import baseline, constant_loss, late

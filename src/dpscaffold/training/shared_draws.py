@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dpscaffold.config import Setting
 from dpscaffold.randomness.streams import Randomness
-from dpscaffold.setting import Setting
 
 
 def shared_draws(settings: Sequence[Setting]) -> list[Randomness]:

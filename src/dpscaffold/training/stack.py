@@ -1,7 +1,7 @@
 """Many runs at once: seeds, heterogeneity levels and step sizes that share shapes, in one
 simulator.
 
-A stack is a list of :class:`~dpscaffold.setting.Setting` that agree in task, algorithm, T, K and
+A stack is a list of :class:`~dpscaffold.config.Setting` that agree in task, algorithm, T, K and
 kind of privacy. Each of its runs draws the participants, batches and noise that it would draw
 alone, and agrees with that run to float tolerance. A run that diverges is reported as such and
 leaves the others alone.
@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from dpscaffold.config import Setting
 from dpscaffold.engines import Hardware, Simulator, State
 from dpscaffold.engines.fast.lockstep import Lockstep
 from dpscaffold.engines.rounds import plain_draws, stacked_rounds
@@ -25,7 +26,6 @@ from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.runs.history import HistoryRow
-from dpscaffold.setting import Setting
 from dpscaffold.training.evaluator import Evaluator, Metrics, evaluate_all, evaluation_task, late
 from dpscaffold.training.events import Evaluated, Listener, RoundDone, silence
 from dpscaffold.training.shared_draws import shared_draws

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from dpscaffold.algorithms import scaffold_balanced
+from dpscaffold.config import Setting
+from dpscaffold.config.budgets import Epsilon
+from dpscaffold.config.noise import dominating_site, round_noise, site_noise
 from dpscaffold.federation.roster import FEW_USERS
 from dpscaffold.federation.schema import Target
 from dpscaffold.privacy.page import Statement
 from dpscaffold.runs.history import MetricValues
-from dpscaffold.setting import Setting
-from dpscaffold.setting.budgets import Epsilon
-from dpscaffold.setting.noise import dominating_site, round_noise, site_noise
 
 if TYPE_CHECKING:
     from dpscaffold.federation import Federation

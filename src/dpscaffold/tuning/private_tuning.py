@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from dpscaffold.config import Configuration
+from dpscaffold.config import Configuration, Setting
 from dpscaffold.data.loading import load_federation
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation, Records
@@ -28,7 +28,6 @@ from dpscaffold.privacy.preparation import left_open
 from dpscaffold.privacy.selection import SelectionCost, Trials
 from dpscaffold.privacy.statement import of_winner
 from dpscaffold.runs.history import HistoryRow
-from dpscaffold.setting import Setting
 from dpscaffold.training.events import (
     Evaluated,
     Event,

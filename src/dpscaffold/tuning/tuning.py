@@ -18,14 +18,13 @@ from typing import Any, Literal
 
 import torch
 
-from dpscaffold.config import Configuration, override, parse
+from dpscaffold.config import Configuration, Setting, override, parse
 from dpscaffold.data.config import DataSettings, located
 from dpscaffold.data.loading import load_federation
 from dpscaffold.data.sentences import mistake_of
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
 from dpscaffold.federation.schema import Target
-from dpscaffold.setting import Setting
 from dpscaffold.tasks.metrics import METRICS, Metric, metrics_for, shown_metric, titled
 from dpscaffold.training.events import Listener, StackBegun, silence
 from dpscaffold.training.stack import Outcome, Schedule, split, train_stack

@@ -54,10 +54,10 @@ def keys() -> list[Key]:
     from dpscaffold.config.personal import PersonalSettings
     from dpscaffold.config.plan import Plan
     from dpscaffold.config.privacy import PrivacySettings
+    from dpscaffold.config.secure import Secure
     from dpscaffold.config.task import TaskSettings
     from dpscaffold.data.config import SOURCES
     from dpscaffold.data.preprocessing import STEPS
-    from dpscaffold.setting.secure import Secure
     from dpscaffold.tuning.settings import TuneSettings
 
     source = "The source of the records; by default the paper's synthetic data."

@@ -28,8 +28,10 @@ from dpscaffold.algorithms import Algorithm
 from dpscaffold.algorithms.base import MomentKind
 from dpscaffold.algorithms.moments import moments
 from dpscaffold.config import AlgorithmSettings, ConfigTable, TaskSettings
+from dpscaffold.config.gaussian import Gaussian
 from dpscaffold.config.personal import PersonalSettings, trained_by
 from dpscaffold.config.plan import Plan
+from dpscaffold.config.secure import Secure
 from dpscaffold.data.features import Hog, RandomFeatures
 from dpscaffold.data.prepared import ClipNorm, Project, Scale, Shift, UnitNorm
 from dpscaffold.data.preprocessing import HogSettings, as_shape, expanded, hog_width
@@ -41,8 +43,6 @@ from dpscaffold.errors import BadInput
 from dpscaffold.federation.schema import Prepared, Target
 from dpscaffold.privacy import Cost
 from dpscaffold.privacy.preparation import Protection, Remark
-from dpscaffold.setting.gaussian import Gaussian
-from dpscaffold.setting.secure import Secure
 
 if TYPE_CHECKING:
     from dpscaffold.tasks import Task

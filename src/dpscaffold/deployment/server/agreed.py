@@ -9,6 +9,8 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from dpscaffold.config import Setting
+from dpscaffold.config.budget import Budget
 from dpscaffold.deployment.protocol.agreement import Offer, SchemaSettings
 from dpscaffold.deployment.protocol.enrolment import EnrolledRun
 from dpscaffold.engines import State
@@ -18,8 +20,6 @@ from dpscaffold.models.model import Model
 from dpscaffold.models.trained import Origin
 from dpscaffold.privacy.page import Statement
 from dpscaffold.privacy.seeds import Seed
-from dpscaffold.setting import Setting
-from dpscaffold.setting.budget import Budget
 from dpscaffold.tasks import Task
 from dpscaffold.tasks.metrics import METRICS
 from dpscaffold.tasks.ridge import RidgeSums

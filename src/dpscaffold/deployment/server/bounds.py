@@ -40,7 +40,7 @@ from dpscaffold.algorithms import (
 )
 from dpscaffold.algorithms.affine import FAST_FIELDS, affine
 from dpscaffold.algorithms.mean_regularised import FIRST, CommonMove, Pulled, own_start
-from dpscaffold.setting import Setting
+from dpscaffold.config import Setting
 
 #: The chance that any upload of a run in which all are honest is refused.
 FALSE_ALARM = 1e-9

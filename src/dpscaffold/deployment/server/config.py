@@ -19,9 +19,12 @@ from dpscaffold.config import (
     PrivacySettings,
     TaskSettings,
 )
+from dpscaffold.config.budget import Budget
 from dpscaffold.config.configuration import with_one_round
+from dpscaffold.config.gaussian import Gaussian
 from dpscaffold.config.personal import PersonalSettings
 from dpscaffold.config.plan import Plan
+from dpscaffold.config.secure import Secure
 from dpscaffold.data.sentences import mistake_of
 from dpscaffold.deployment.protocol.agreement import (
     Offer,
@@ -32,9 +35,6 @@ from dpscaffold.deployment.protocol.agreement import (
 from dpscaffold.deployment.protocol.enrolment import EnrolledRun
 from dpscaffold.deployment.provision import host_and_port, read_toml
 from dpscaffold.errors import BadInput
-from dpscaffold.setting.budget import Budget
-from dpscaffold.setting.gaussian import Gaussian
-from dpscaffold.setting.secure import Secure
 
 if TYPE_CHECKING:
     from dpscaffold.deployment.server.agreed import Scorer

@@ -19,6 +19,8 @@ from torch import Tensor
 from dpscaffold.algorithms import Algorithm
 from dpscaffold.algorithms.registry import ITERATIVE
 from dpscaffold.atomic import is_held
+from dpscaffold.config import Setting
+from dpscaffold.config.budget import Budget
 from dpscaffold.deployment.protocol.agreement import Offer
 from dpscaffold.deployment.protocol.enrolment import EnrolledRun
 from dpscaffold.deployment.server.agreed import seed_of
@@ -29,8 +31,6 @@ from dpscaffold.runs.checkpoint import Checkpoint
 from dpscaffold.runs.earlier import CONTINUED, EARLIER, People, keep_earlier, read_people
 from dpscaffold.runs.folder import RunFolder
 from dpscaffold.runs.ledger import read_account
-from dpscaffold.setting import Setting
-from dpscaffold.setting.budget import Budget
 
 SITES = "sites.json"
 #: Where a run that continues another one says which.

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
+from dpscaffold.config import Setting
 from dpscaffold.data.preparation import leading_components
 from dpscaffold.deployment.protocol.agreement import Offer, SchemaStep, fitting_cost
-from dpscaffold.setting import Setting
 from dpscaffold.tasks.moments import MomentSums
 
 

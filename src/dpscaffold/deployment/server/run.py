@@ -17,6 +17,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from dpscaffold.config import Setting
+from dpscaffold.config.budget import Budget
 from dpscaffold.deployment.protocol.agreement import Offer, SchemaSettings
 from dpscaffold.deployment.protocol.enrolment import (
     EnrolledRun,
@@ -51,8 +53,6 @@ from dpscaffold.runs.folder import Identity, RunFolder
 from dpscaffold.runs.history import HistoryRow, MetricValues
 from dpscaffold.runs.summary import Summary
 from dpscaffold.runs.written import to_toml
-from dpscaffold.setting import Setting
-from dpscaffold.setting.budget import Budget
 from dpscaffold.training.driver import Ending, RunDriver
 
 #: Told what happens, one sentence at a time; and after every round, its row.

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpscaffold.algorithms import Algorithm, Broadcast
+from dpscaffold.config import Setting
 from dpscaffold.deployment.protocol.enrolment import (
     EnrolledRun,
     SignedExchange,
@@ -37,7 +38,6 @@ from dpscaffold.deployment.server.sites import (
 from dpscaffold.engines.aggregate import upload_of_mean
 from dpscaffold.engines.state import Draw, RoundUploads
 from dpscaffold.runs.folder import RunFolder
-from dpscaffold.setting import Setting
 
 #: The attempt in progress, in the run folder.
 ATTEMPT = "attempt.json"

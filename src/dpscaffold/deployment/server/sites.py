@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from dpscaffold.algorithms import Algorithm, Broadcast, Slots, Upload
+from dpscaffold.config import Setting
 from dpscaffold.deployment.protocol.enrolment import EnrolledRun, SignedExchange, enrol_again
 from dpscaffold.deployment.protocol.messages import (
     Json,
@@ -31,7 +32,6 @@ from dpscaffold.engines.aggregate import aggregate
 from dpscaffold.engines.memories import Memories
 from dpscaffold.engines.state import Draw, RoundUploads
 from dpscaffold.runs.journal import Anchor
-from dpscaffold.setting import Setting
 
 
 class Stalled(RuntimeError):

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
 from dpscaffold.algorithms.registry import AGREED
+from dpscaffold.config.gaussian import Gaussian
 from dpscaffold.data.sentences import mistake_of
 from dpscaffold.deployment.protocol.messages import Refused, checked_public
 from dpscaffold.deployment.provision import host_and_port, read_toml, site_name
@@ -24,7 +25,6 @@ from dpscaffold.privacy.accounting import spent
 from dpscaffold.privacy.ledger import participations_within
 from dpscaffold.privacy.mechanism import Query, Unit, Weighting
 from dpscaffold.privacy.numbers import round_up
-from dpscaffold.setting.gaussian import Gaussian
 
 #: Who says yes to a run: a person each time, or the policy alone.
 Approval = Literal["each-run", "policy"]

@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from dpscaffold.config.gaussian import Gaussian
 from dpscaffold.deployment.protocol.messages import Refused
 from dpscaffold.deployment.site.file import Terms, read_site_file
 from dpscaffold.deployment.site.ledger import GrantedRun, SiteLedger
@@ -16,7 +17,6 @@ from dpscaffold.deployment.site.secure import sums_of
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.accounting import spent
 from dpscaffold.privacy.numbers import round_up
-from dpscaffold.setting.gaussian import Gaussian
 
 THEOREM = "adaptive composition of n·K steps, whatever selection and stopping look at (bound cap)"
 

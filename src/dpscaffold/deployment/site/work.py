@@ -13,6 +13,10 @@ import numpy as np
 import torch
 
 from dpscaffold.algorithms import Algorithm, Broadcast
+from dpscaffold.config import Setting
+from dpscaffold.config.budget import Budget
+from dpscaffold.config.budgets import heterogeneity_of, noise_weight
+from dpscaffold.config.gaussian import Gaussian
 from dpscaffold.config.plan import Plan
 from dpscaffold.deployment.protocol.agreement import Offer, names_in, read_offer
 from dpscaffold.deployment.protocol.enrolment import EnrolledRun
@@ -28,10 +32,6 @@ from dpscaffold.engines.participation.records import LocalRecords
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy import adversaries, noise_seen
 from dpscaffold.randomness.streams import OneRound, Randomness
-from dpscaffold.setting import Setting
-from dpscaffold.setting.budget import Budget
-from dpscaffold.setting.budgets import heterogeneity_of, noise_weight
-from dpscaffold.setting.gaussian import Gaussian
 from dpscaffold.tasks import Task
 from dpscaffold.tasks.clipping import all_tame, prepared
 

@@ -32,6 +32,7 @@ from torch import Tensor
 from dpscaffold.algorithms import Algorithm, Cohort, Known, Server, Slots, Upload
 from dpscaffold.algorithms.affine import FAST_FIELDS, understood
 from dpscaffold.algorithms.base import tell_nothing
+from dpscaffold.config import Setting
 from dpscaffold.engines.aggregate import weighted_sum
 from dpscaffold.engines.fast.devices import DeviceWork, Layout, draws_on, scale_numbers, under
 from dpscaffold.engines.fast.draws import addresses, sizes_of
@@ -43,7 +44,6 @@ from dpscaffold.engines.participation.drawing import Row
 from dpscaffold.engines.state import running_average
 from dpscaffold.federation import Federation
 from dpscaffold.randomness.streams import Randomness
-from dpscaffold.setting import Setting
 
 #: After this many rounds the host waits for the device, so that progress is what was done.
 WAITS = 16

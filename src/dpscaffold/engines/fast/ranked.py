@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from dpscaffold.algorithms import Algorithm, Broadcast, Slots, Upload
+from dpscaffold.config import Setting
 from dpscaffold.engines.aggregate import (
     Aggregate,
     SecureAggregate,
@@ -31,7 +32,6 @@ from dpscaffold.engines.simulator import Simulator
 from dpscaffold.engines.state import Draw, RoundUploads
 from dpscaffold.federation.share import UserShare
 from dpscaffold.randomness.streams import Randomness
-from dpscaffold.setting import Setting
 
 #: The name, the type and the shape of a tensor that is sent.
 Described = list[tuple[str, str, list[int]]]

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from dpscaffold.algorithms import Broadcast, Slots, Upload
+from dpscaffold.config import Setting
 from dpscaffold.engines.machine import sent
 from dpscaffold.engines.participation.drawing import Row
 from dpscaffold.errors import BadInput
-from dpscaffold.setting import Setting
 
 
 def by_run(rows: Sequence[Row]) -> Iterator[tuple[int, slice, list[int]]]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dpscaffold.algorithms import Algorithm, Broadcast, Slots, Upload
+from dpscaffold.config import Setting
 from dpscaffold.engines.fast.cores import Share, shares_of, side_by_side
 from dpscaffold.engines.fast.devices import BatchOverflow
 from dpscaffold.engines.fast.graphs import Graphs
@@ -19,7 +20,6 @@ from dpscaffold.engines.participation.records import LocalRecords
 from dpscaffold.engines.store import Store
 from dpscaffold.federation import Federation
 from dpscaffold.federation.share import UserShare
-from dpscaffold.setting import Setting
 from dpscaffold.tasks.base import apart
 
 #: Bytes that a chunk of rows may take on a CPU: larger chunks gain nothing there.

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dpscaffold.config.gaussian import Gaussian
 from dpscaffold.config.plan import Plan
+from dpscaffold.config.secure import SumPlan
 from dpscaffold.privacy.mechanism import Sampling
 from dpscaffold.randomness.streams import Batches, Randomness, in_threads
-from dpscaffold.setting.gaussian import Gaussian
-from dpscaffold.setting.secure import SumPlan
 
 #: How many numbers of noise are drawn together.
 NOISE_BLOCK = 1 << 22

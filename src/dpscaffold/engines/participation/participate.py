@@ -13,6 +13,7 @@ from torch import Tensor
 
 from dpscaffold.algorithms import Algorithm, Broadcast, Participant, Slots, Upload
 from dpscaffold.algorithms.affine import understood
+from dpscaffold.config.gaussian import Gaussian
 from dpscaffold.engines.fast.devices import BatchOverflow, draws_on, on_device
 from dpscaffold.engines.fast.graphs import Graphs
 from dpscaffold.engines.fast.scripted import scripted_steps
@@ -27,7 +28,6 @@ from dpscaffold.engines.participation.records import LocalRecords
 from dpscaffold.engines.participation.steps import Scales, local_steps, noised_mean
 from dpscaffold.errors import BadInput
 from dpscaffold.randomness.streams import NoiseStreams
-from dpscaffold.setting.gaussian import Gaussian
 from dpscaffold.tasks import Batch, Clip, Task
 
 
@@ -72,7 +72,7 @@ def secure_upload(
     """The noised batch means of these rows at x as integers of their runs' sums, (U, P) int64.
 
     Every row's mechanism has the noise of the list that takes part
-    (:meth:`~dpscaffold.setting.secure.SumPlan.noise_for`).
+    (:meth:`~dpscaffold.config.secure.SumPlan.noise_for`).
     """
     scales, size = scales_of(rows, records.device), task.parameters
     batches = noised_batches(broadcast.round, rows, records, size, drawn)

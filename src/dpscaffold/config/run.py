@@ -15,7 +15,21 @@ from torch import Tensor
 from dpscaffold.algorithms import Algorithm, Known
 from dpscaffold.algorithms.base import MomentRule, RidgeRule
 from dpscaffold.algorithms.fedavg import add_mean_move
+from dpscaffold.config.budget import Budget, View
+from dpscaffold.config.budgets import (
+    Epsilon,
+    alike,
+    budgets_of,
+    checked,
+    heterogeneity_of,
+    joint_noises,
+    noise_weight,
+    own_noises,
+)
+from dpscaffold.config.gaussian import Gaussian, choose_relation
+from dpscaffold.config.identity import algorithm_identity, task_identity
 from dpscaffold.config.plan import ONE_ROUND, Plan
+from dpscaffold.config.secure import Secure, SumPlan
 from dpscaffold.config.table import RunTable
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.roster import Roster
@@ -32,20 +46,6 @@ from dpscaffold.privacy.costs import Cost
 from dpscaffold.privacy.mechanism import Delta, Relation, Sampling
 from dpscaffold.privacy.seeds import Seed, SeedKnowledge, origin_of
 from dpscaffold.randomness.streams import Randomness
-from dpscaffold.setting.budget import Budget, View
-from dpscaffold.setting.budgets import (
-    Epsilon,
-    alike,
-    budgets_of,
-    checked,
-    heterogeneity_of,
-    joint_noises,
-    noise_weight,
-    own_noises,
-)
-from dpscaffold.setting.gaussian import Gaussian, choose_relation
-from dpscaffold.setting.identity import algorithm_identity, task_identity
-from dpscaffold.setting.secure import Secure, SumPlan
 from dpscaffold.tasks import Task
 from dpscaffold.tasks.fitting import check_task
 from dpscaffold.tasks.moments import MomentSums

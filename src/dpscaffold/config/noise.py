@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
+from dpscaffold.config.run import Setting
 from dpscaffold.privacy.numbers import digits_up
-from dpscaffold.setting.run import Setting
 
 #: One site dominates where more than this share of the noise's variance is its own.
 DOMINATES = 0.5

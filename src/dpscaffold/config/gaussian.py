@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
 from dpscaffold.checks import choice, number
+from dpscaffold.config.budget import View
+from dpscaffold.config.budgets import Epsilon, checked, louder_of
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.mechanism import (
     Aggregation,
@@ -24,12 +26,10 @@ from dpscaffold.privacy.mechanism import (
     check_noise,
     describe,
 )
-from dpscaffold.setting.budget import View
-from dpscaffold.setting.budgets import Epsilon, checked, louder_of
 
 if TYPE_CHECKING:
     from dpscaffold.algorithms import Algorithm
-    from dpscaffold.setting.secure import Secure
+    from dpscaffold.config.secure import Secure
 
 #: Clip bounds that float32 can hold, together with C/‖g‖ and sums of many gradients of length C.
 _CLIPS = (1e-20, 1e30)
@@ -64,7 +64,7 @@ class Gaussian(GaussianMechanism):
             they are), and ``"add-remove"`` if the federation's sizes are declared constants.
         noise_by_user: σ_i of every user, in the users' order, if they differ; ``noise`` is the
             smallest of them.
-        epsilon: Instead of noise: a :class:`~dpscaffold.setting.Setting` solves for the smallest
+        epsilon: Instead of noise: a :class:`~dpscaffold.config.Setting` solves for the smallest
             noise that keeps it, as a configuration does. A table gives each user a budget of its
             own, by name; ``"default"`` is for all that it does not name.
         view: The adversary that ``epsilon`` is against; by default the budget's.
