@@ -24,11 +24,10 @@ from dpscaffold import (
     synthetic,
     train,
 )
-from dpscaffold.config import load
+from dpscaffold.config import Setting, load
 from dpscaffold.data import from_users
 from dpscaffold.data.loading import load_federation
 from dpscaffold.privacy import Statement
-from dpscaffold.config import Setting
 
 TABLES = {
     "data": {"users": 6, "records": 60, "dimension": 4, "classes": 3},

@@ -106,6 +106,20 @@ def test_privacy_loads_no_library_of_data_or_training() -> None:
     assert not {"torch", "pandas", "matplotlib", "sklearn"} & set(done.stdout.split())
 
 
+READ = """
+import sys
+from dpscaffold import Gaussian, Plan
+from dpscaffold.config import Secure, load
+load(None, ["privacy.noise=4.0", "secure.colluders=2", "task.kind=mlp"])
+print(*sorted(name.partition(".")[0] for name in sys.modules))
+"""
+
+
+def test_a_configuration_is_read_without_a_library_of_data_or_training() -> None:
+    done = subprocess.run([sys.executable, "-c", READ], capture_output=True, text=True, check=True)
+    assert not {"torch", "pandas", "matplotlib", "sklearn"} & set(done.stdout.split())
+
+
 def refusals(source: str) -> Iterator[ast.Call]:
     """The calls that build a refusal."""
     for node in ast.walk(ast.parse(source)):

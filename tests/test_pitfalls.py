@@ -35,10 +35,10 @@ from torch.func import grad, vmap
 from toys import Linear, Quadratic, quadratics, vectors
 
 from dpscaffold.algorithms import ALGORITHMS, ITERATIVE, Server
-from dpscaffold.privacy import Ledger, no_guarantee
-from dpscaffold.randomness.streams import Randomness
 from dpscaffold.config import Setting
 from dpscaffold.config.gaussian import Gaussian
+from dpscaffold.privacy import Ledger, no_guarantee
+from dpscaffold.randomness.streams import Randomness
 from dpscaffold.tasks import Batch, ModuleTask, Task
 
 ENGINE_NAMES = ("loop", "simulator")

@@ -283,7 +283,10 @@ def test_a_stopped_run_resumes_to_the_uninterrupted_end(config, whole, tmp_path,
 BAD = [
     (["--set", "plan.rouds=3"], "unknown key plan.rouds (did you mean 'rounds'?)"),
     (["--set", "plan.user_ratio=0"], "plan.user_ratio is 0"),
-    (["--set", "plan.user_ratio=1.5"], "plan.user_ratio is 1.5; give a number less than or equal to 1"),
+    (
+        ["--set", "plan.user_ratio=1.5"],
+        "plan.user_ratio is 1.5; give a number less than or equal to 1",
+    ),
     (["--set", "plan.user_ratio=0.01"], "selects no one of 10 users"),
     (["--set", "plan.data_ratio=0.001"], "an empty batch"),
     (["--set", "plan.learning_rate=-1"], "plan.learning_rate is -1"),

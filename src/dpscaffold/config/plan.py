@@ -205,19 +205,8 @@ class Plan(RunTable):
             )
         return count
 
-    def shares(self, sizes: Tensor) -> tuple[Tensor, int]:
-        """b_i of users who hold ``sizes`` records, (M,), and m."""
-        _ = self.step_size, self.planned  # what engines and accountants ask for next
-        if self.steps_by_user is not None and len(self.steps_by_user) != len(sizes):
-            raise BadInput(
-                "count-differs",
-                f"plan.steps_by_user has {len(self.steps_by_user)} numbers for {len(sizes)} users; "
-                f"give one for each user, in their order",
-            )
-        return self.batch_sizes(sizes), self.cohort_size(len(sizes))
-
     def batch_sizes(self, sizes: Tensor) -> Tensor:
-        """b_i = ⌊sR_i⌋ for every user, (M,); refuses an empty batch."""
+        """b_i = ⌊sR_i⌋ of users who hold ``sizes`` records, (M,); refuses an empty batch."""
         batch_sizes = (self.data_ratio * sizes.double() + 1e-9).floor().to(sizes.dtype)
         if bool((batch_sizes < 1).any()):
             user = int((batch_sizes < 1).nonzero()[0])

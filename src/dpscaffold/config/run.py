@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -70,27 +69,11 @@ class Setting:
     privacy: Gaussian | None = None
     budget: Budget = field(default_factory=Budget)
     secure: Secure | None = None
-    #: M.
-    users: int = field(init=False, repr=False, compare=False)
-    #: m = ⌊lM⌋.
-    cohort_size: int = field(init=False, repr=False, compare=False)
-    #: b_i = ⌊sR_i⌋, (M,).
-    batch_sizes: Tensor = field(init=False, repr=False, compare=False)
-    #: The algorithm's title in figures and tables, e.g. ``DP-SCAFFOLD-warm``.
-    label: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.algorithm.sums is not None:
             self._check_sums()
-        shown, sizes = self.algorithm.shown, self.sizes
-        batch_sizes, cohort_size = self.plan.shares(sizes)
-        for name, value in (
-            ("users", len(sizes)),
-            ("cohort_size", cohort_size),
-            ("batch_sizes", batch_sizes),
-            ("label", f"DP-{shown}" if self.privacy else shown),
-        ):
-            object.__setattr__(self, name, value)
+        _ = self.batch_sizes, self.cohort_size, self.plan.step_size  # refuses what cannot be drawn
         if self.algorithm.sums is not None:
             self._set_sums(self.algorithm.sums)
         check_task(self.task, self.roster.schema, self.plan.public_seed)
@@ -190,11 +173,8 @@ class Setting:
         """A mechanism that was given by its ε gets its noise here, before anything uses it."""
         if self.privacy is not None and self.privacy.epsilon is not None:
             solved = self.calibrated(self.privacy.epsilon, self.privacy.view)
-            object.__setattr__(self, "privacy", solved.privacy)
-            object.__setattr__(self, "mechanism", solved.mechanism)
-            object.__setattr__(self, "task", solved.task)
-            object.__setattr__(self, "sums", solved.sums)
-            object.__setattr__(self, "weights", solved.weights)
+            vars(self).clear()  # what was derived of the run without its noise
+            vars(self).update(vars(solved))
 
     def _check_preparation(self) -> None:
         """A secret run must not stand on statistics whose noise can be drawn again from a seed."""
@@ -350,6 +330,33 @@ class Setting:
         return spread * (noises / privacy.noise)
 
     @cached_property
+    def users(self) -> int:
+        """M."""
+        return len(self.sizes)
+
+    @cached_property
+    def cohort_size(self) -> int:
+        """m = ⌊lM⌋."""
+        return self.plan.cohort_size(self.users)
+
+    @cached_property
+    def batch_sizes(self) -> Tensor:
+        """b_i = ⌊sR_i⌋, (M,)."""
+        steps = self.plan.steps_by_user
+        if steps is not None and len(steps) != self.users:
+            raise BadInput(
+                "count-differs",
+                f"plan.steps_by_user has {len(steps)} numbers for {self.users} users; give one for "
+                f"each user, in their order",
+            )
+        return self.plan.batch_sizes(self.sizes)
+
+    @cached_property
+    def label(self) -> str:
+        """The algorithm's title in figures and tables, e.g. ``DP-SCAFFOLD-warm``."""
+        return f"DP-{self.algorithm.shown}" if self.privacy else self.algorithm.shown
+
+    @cached_property
     def sizes(self) -> Tensor:
         """R_i, (M,), of which rates, divisors and weights are made: declared ones where the roster
         has them. Half as many bytes for a user suffice where nobody has billions of records."""
@@ -490,19 +497,12 @@ class Setting:
 
     def with_noises(self, noises: tuple[float, ...]) -> Setting:
         """This setting with these σ_i, or one for all."""
-        # All else was checked, and nothing of it depends on the noise.
-        privacy, solved = copy.copy(self.privacy), copy.copy(self)
+        assert self.privacy is not None
         several = noises if len(set(noises)) > 1 else None
-        given = {"noise": min(noises), "noise_by_user": several, "epsilon": None, "view": None}
-        for name, value in given.items():
-            object.__setattr__(privacy, name, value)
-        object.__setattr__(solved, "privacy", privacy)
-        for name in ("sums", "weights", "mechanism", "_mechanisms"):  # they depend on the noise
-            solved.__dict__.pop(name, None)
-        _ = solved.sums, solved.mechanism
-        if self.algorithm.sums is not None:
-            solved._set_sums(self.algorithm.sums)
-        return solved
+        privacy = replace(
+            self.privacy, noise=min(noises), noise_by_user=several, epsilon=None, view=None
+        )
+        return replace(self, privacy=privacy)
 
     def to_dict(self) -> dict[str, Any]:
         """What a run must share with this one to be the same, in plain values: data by title (their
