@@ -5,7 +5,6 @@ Adding an entry to ``ALGORITHMS`` adds it to every test here.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -148,7 +147,7 @@ def test_stacked_runs_agree_with_single_ones(algorithm, privacy):
     other = (
         kind
         if kind is None
-        else replace(kind, noise=0.3, clip=kind.clip if kind.clip == "median" else 1.3)
+        else kind.changed(noise=0.3, clip=kind.clip if kind.clip == "median" else 1.3)
     )
     runs.append(
         setting(

@@ -22,7 +22,7 @@ from dpscaffold.engines import State
 from dpscaffold.runs.folder import RunFolder
 
 SEEDED = Gaussian(clip=0.7, noise=0.8, sampling="poisson")
-SECRET = replace(SEEDED, noise=20.0, secret=True)
+SECRET = SEEDED.changed(noise=20.0, secret=True)
 
 
 class SumWorld(World):

@@ -18,8 +18,8 @@ from dpscaffold.deployment.server import sites
 from dpscaffold.deployment.server.bounds import upload_bounds
 
 SECRET = Gaussian(clip=0.7, noise=2.0, secret=True)
-POISSON = replace(SECRET, sampling="poisson")
-QUIET = replace(SECRET, noise=0.05)
+POISSON = SECRET.changed(sampling="poisson")
+QUIET = SECRET.changed(noise=0.05)
 
 
 def scaled(world, name, factor, kind="params"):

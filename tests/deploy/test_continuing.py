@@ -768,7 +768,7 @@ def test_the_first_folder_says_that_it_went_on(joined):
 
 def test_a_changed_plan_is_refused_with_its_remedy(joined):
     made = joined.made()
-    privacy = replace(made.offer.privacy, noise=21.0)
+    privacy = made.offer.privacy.changed(noise=21.0)
     made.offer = made.offer.model_copy(update={"privacy": privacy})
     with refuses("plan-changed: privacy.noise = 20.0 … 21.0"):
         made.run(joined.world.names, False, joined.first)

@@ -511,7 +511,7 @@ def test_no_offer_overrules_a_declared_size(tmp_path, relation, policy):
 def test_an_absent_record_is_an_empty_one_if_the_size_is_declared(tmp_path):
     """With fixed or zero-out batches the table is filled with empty records, which is the
     neighbour that the offer's ε is for."""
-    for privacy in (SECRET, replace(SECRET, sampling="poisson", neighbours="zero-out")):
+    for privacy in (SECRET, SECRET.changed(sampling="poisson", neighbours="zero-out")):
         tables = []
         for records in (lines(9), [*lines(9), b"", b"", b""]):
             world = Tables(tmp_path / fresh_id(), [csv_of(records)], 12, privacy=privacy)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -76,7 +74,7 @@ def test_no_server_overrules_a_sites_budget(tmp_path):
         ("equal", None, False),
         ("swapped", (60.0, 20.0, 30.0), False),
     ):
-        mechanism = replace(SECRET, noise_by_user=noises)
+        mechanism = SECRET.changed(noise_by_user=noises)
         world = World(tmp_path / name, "fedavg", privacy=mechanism, rounds=3)
         world.policies[second] = world.policies[second].model_copy(update=strict)
         if takes_part:
@@ -117,7 +115,7 @@ def test_an_offer_whose_noises_make_no_sense_is_refused(tmp_path, change):
 
 
 def test_offers_of_equal_noise_are_as_before(tmp_path):
-    world = World(tmp_path, "fedavg", privacy=replace(SECRET, noise_by_user=None))
+    world = World(tmp_path, "fedavg", privacy=SECRET.changed(noise_by_user=None))
     offer = world.enrolled.offer
     assert "noises" not in offer and "noise_by_user" not in offer["privacy"]
 

@@ -48,11 +48,11 @@ def reason(policy: Policy, terms: Terms) -> str:
     [
         ({}, ""),
         ({"mechanism": None}, "policy-unprotected"),
-        ({"mechanism": replace(SECRET, secret=False)}, "policy-rehearsal"),
-        ({"mechanism": replace(SECRET, noise=4.99)}, "policy-noise"),
-        ({"mechanism": replace(SECRET, noise=0.0)}, "policy-noise"),
-        ({"mechanism": replace(SECRET, clip="median")}, "policy-clip"),
-        ({"mechanism": replace(SECRET, unit="user")}, "policy-unit"),
+        ({"mechanism": SECRET.changed(secret=False)}, "policy-rehearsal"),
+        ({"mechanism": SECRET.changed(noise=4.99)}, "policy-noise"),
+        ({"mechanism": SECRET.changed(noise=0.0)}, "policy-noise"),
+        ({"mechanism": SECRET.changed(clip="median")}, "policy-clip"),
+        ({"mechanism": SECRET.changed(unit="user")}, "policy-unit"),
         ({"unproved": ("start",)}, "policy-unit"),
         ({"local_steps": 101}, "policy-steps"),
         ({"algorithm": "fedavg"}, "policy-algorithm"),
@@ -69,9 +69,9 @@ def test_each_rule_has_its_code(changed, code):
 def test_what_the_file_allows_is_allowed():
     loose = POLICY.model_copy(update={"unprotected": True, "rehearsal": True})
     assert reason(loose, replace(TERMS, mechanism=None)) == ""
-    assert reason(loose, replace(TERMS, mechanism=replace(SECRET, secret=False))) == ""
+    assert reason(loose, replace(TERMS, mechanism=SECRET.changed(secret=False))) == ""
     users = POLICY.model_copy(update={"units": ("user",)})
-    by_user = replace(TERMS, mechanism=replace(SECRET, unit="user"))
+    by_user = replace(TERMS, mechanism=SECRET.changed(unit="user"))
     assert reason(users, by_user) == ""
     assert reason(users, replace(by_user, weighting="records")) == "policy-unit"
 
@@ -95,7 +95,7 @@ def direct(terms: Terms, records: int, batch: int, n: int, delta: float) -> floa
 
 @pytest.mark.parametrize("sampling", ["fixed", "poisson"])
 def test_the_grant_is_the_largest_that_fits(sampling):
-    terms = replace(TERMS, mechanism=replace(SECRET, sampling=sampling))
+    terms = replace(TERMS, mechanism=SECRET.changed(sampling=sampling))
     whole = grant(POLICY, terms, 400, 80, RemainingBudget(2.0, 1e-6, 2))
     assert whole.participations == 22  # T + max(2, ⌈T/20⌉)
     assert whole.epsilon == pytest.approx(direct(terms, 400, 80, 22, 5e-7), rel=1e-9)
@@ -171,6 +171,6 @@ def test_what_earlier_runs_were_granted_is_not_left(tmp_path):
 
 def test_a_rehearsal_is_granted_without_an_epsilon():
     """Its noise comes from the plan's seed, which the server knows."""
-    rehearsal = replace(TERMS, mechanism=replace(SECRET, secret=False))
+    rehearsal = replace(TERMS, mechanism=SECRET.changed(secret=False))
     assert not rehearsal.protected
     assert grant(POLICY, rehearsal, 100, 20, RemainingBudget(2.0, 1e-6, 2)).epsilon is None

@@ -37,7 +37,7 @@ from dpscaffold.engines import State
 from dpscaffold.models.loading import load_model
 
 POISSON = Gaussian(clip=0.7, noise=0.8, sampling="poisson")
-SECRET = replace(POISSON, noise=20.0, secret=True)
+SECRET = POISSON.changed(noise=20.0, secret=True)
 SECURE = Secure(colluders=1, least=3, voids=4)
 CENTRE = {"step": "centre", "fit": "private", "norm_bound": 4.0, "noise": 2.0}
 STANDARDISE = CENTRE | {"step": "standardise", "floor": 0.1}
@@ -101,7 +101,7 @@ COMBINATIONS = [
 
 @pytest.mark.parametrize(("name", "sampling", "sums"), COMBINATIONS)
 def test_a_rehearsal_fits_and_trains_bit_for_bit_as_the_simulator(tmp_path, name, sampling, sums):
-    privacy = replace(POISSON, sampling=sampling)
+    privacy = POISSON.changed(sampling=sampling)
     world = world_of(tmp_path / "sites", PIPELINES[name], privacy, sums == "secure")
     _, result = served(world, tmp_path / "run")
     assert result.ended == "completed"
@@ -123,7 +123,7 @@ def test_a_rehearsal_fits_and_trains_bit_for_bit_as_the_simulator(tmp_path, name
 def test_with_little_noise_the_fit_is_that_of_all_records(tmp_path, sampling):
     """NumPy on the pooled rows, cut to the public norm, is the oracle."""
     quiet = [{**STANDARDISE, "noise": 1e-6}, {**PCA, "noise": 1e-6, "norm_bound": 1.5}]
-    world = world_of(tmp_path / "sites", quiet, replace(POISSON, sampling=sampling))
+    world = world_of(tmp_path / "sites", quiet, POISSON.changed(sampling=sampling))
     made, result = served(world, tmp_path / "run")
     rows = world.data.train.features.double().numpy()
     cut = rows / np.maximum(1, np.linalg.norm(rows, axis=1, keepdims=True) / 4.0)
@@ -147,7 +147,7 @@ def lines_of(world, name="east"):
 def test_each_step_has_its_own_line_of_the_ledger(tmp_path, secure):
     """A step is one Gaussian of the stated noise: zero-out neighbours have twice its multiplier,
     and in a sum of four sites three honest ones add noise."""
-    privacy = replace(SECRET, neighbours="zero-out")
+    privacy = SECRET.changed(neighbours="zero-out")
     world = world_of(tmp_path / "sites", PIPELINES["pca"], privacy, secure)
     served(world, tmp_path / "run")
     *fits, training = lines_of(world)
@@ -168,7 +168,7 @@ def test_each_step_has_its_own_line_of_the_ledger(tmp_path, secure):
 def test_the_statement_of_the_run_includes_the_preparation(tmp_path, secure):
     """Two steps and ridge regression are three Gaussians, and so one: 1/z² = Σ 1/z_i². In secure
     sums both attempts at a step count, and both attempts that are permitted at the training."""
-    privacy = replace(SECRET, noise=3.0, neighbours="zero-out")
+    privacy = SECRET.changed(noise=3.0, neighbours="zero-out")
     steps = [CENTRE, {**PCA, "noise": 5.0}]
     world = ridge_world(tmp_path / "sites", steps, privacy, secure)
     _, result = served(world, tmp_path / "run")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -27,8 +26,8 @@ from dpscaffold.deployment.site.operation import _run_line
 from dpscaffold.models.loading import load_model
 
 FIXED = Gaussian(clip=1.3, noise=0.8)
-POISSON = replace(FIXED, sampling="poisson")
-SECRET = replace(POISSON, noise=5.0, secret=True)
+POISSON = FIXED.changed(sampling="poisson")
+SECRET = POISSON.changed(noise=5.0, secret=True)
 SECURE = Secure(colluders=1, least=3, voids=2)
 POLICY = LOOSE | {"tasks": ("logistic", "linear")}
 
@@ -73,7 +72,7 @@ def gaussian_delta(epsilon: float, multiplier: float) -> float:
 def test_the_ledger_has_the_epsilon_of_one_bounded_sum(tmp_path, secure):
     """Zero-out: a record moves the sum by C, and noise has 2Cσ_g. In a sum of four sites, one of
     whom colludes, three add noise."""
-    world = world_of(tmp_path, replace(SECRET, neighbours="zero-out"), secure=secure)
+    world = world_of(tmp_path, SECRET.changed(neighbours="zero-out"), secure=secure)
     world.enrol()
     world.drive()
     reserved = world.ledger("east").runs[world.enrolled.run]
@@ -94,7 +93,7 @@ REFUSED = [
     ("policy-model", {"policy": POLICY | {"max_parameters": 29}}),
     ("policy-noise", {"policy": POLICY | {"min_noise": 9.0}}),
     ("policy-epsilon", {"policy": POLICY | {"epsilon": 0.1}}),
-    ("policy-unit", {"privacy": replace(SECRET, unit="user", sampling="fixed")}),
+    ("policy-unit", {"privacy": SECRET.changed(unit="user", sampling="fixed")}),
 ]
 
 
@@ -191,7 +190,7 @@ def test_a_site_gets_a_model_that_predicts(tmp_path):
 
 def test_the_largest_honest_sum_is_used(tmp_path):
     """Replace-one: two records are 2C apart, and one by itself may be longer than C."""
-    world = world_of(tmp_path, replace(FIXED, noise=1e-4))
+    world = world_of(tmp_path, FIXED.changed(noise=1e-4))
     for name, size in zip(world.names, world.data.roster.sizes, strict=True):
         features = np.full((size, 4), 50.0, np.float32)
         labels = np.zeros(size, np.int64)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -247,7 +245,7 @@ def test_shares_below_one_sum_over_the_draw(tmp_path):
 
 
 def test_wide_integers_work_as_well(tmp_path):
-    world = SumWorld(tmp_path, privacy=replace(SEEDED, noise=1e-7, sampling="fixed"))
+    world = SumWorld(tmp_path, privacy=SEEDED.changed(noise=1e-7, sampling="fixed"))
     world.enrol()
     assert world.engine.sums.grid.bits == 64
     keys = world.keys_of()
@@ -270,7 +268,7 @@ def test_least_is_all_that_are_drawn_by_default(tmp_path):
 def test_a_rehearsal_ends_bit_for_bit_where_the_simulator_does(tmp_path, task, sampling, weighting):
     world = SumWorld(
         tmp_path,
-        privacy=replace(SEEDED, sampling=sampling),
+        privacy=SEEDED.changed(sampling=sampling),
         task=task,
         user_ratio=0.75,
         rounds=4,
@@ -291,7 +289,7 @@ def test_a_server_optimiser_moves_by_the_sum(tmp_path):
 
 
 def test_a_whole_user_can_be_the_unit(tmp_path):
-    world = SumWorld(tmp_path, privacy=replace(SEEDED, unit="user"))
+    world = SumWorld(tmp_path, privacy=SEEDED.changed(unit="user"))
     world.enrol()
     assert world.enrolled.sizes == ()
     assert torch.equal(world.drive().state.params, simulated(world).reached.params)

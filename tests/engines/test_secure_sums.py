@@ -264,7 +264,7 @@ def test_a_task_that_cannot_is_refused():
 
     data = federation(EQUAL)
     run = Trial.of(data, Single(4, 3), fedavg(), Plan(rounds=1, local_steps=1, user_ratio=1.0),
-                   Gaussian(), secure=Secure(1))  # fmt: skip
+                   Gaussian(noise=1.0), secure=Secure(1))  # fmt: skip
     with refuses("wrong-type: float64"):
         final("simulator", run)
 

@@ -66,8 +66,8 @@ def test_every_user_adds_the_noise_that_is_accounted(engine, task, kind):
     clean, equal, own = (
         uploads(engine, setting("fedavg", task, one, **plan))[0]["move"].double()
         for one in (
-            replace(privacy, noise=0.0, noise_by_user=None),
-            replace(privacy, noise=1.0, noise_by_user=None),
+            privacy.changed(noise=0.0, noise_by_user=None),
+            privacy.changed(noise=1.0, noise_by_user=None),
             privacy,
         )
     )

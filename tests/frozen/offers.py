@@ -127,8 +127,8 @@ def _terms(plain: Mapping[str, Any]) -> Terms:
 
 
 def _known(kind: Any, given: Mapping[str, Any]) -> Said:
-    """What a dataclass has a field for."""
-    names = {field.name for field in fields(kind)}
+    """What a dataclass or a table has a field for."""
+    names = getattr(kind, "model_fields", None) or {field.name for field in fields(kind)}
     return {key: value for key, value in given.items() if key in names}
 
 

@@ -134,7 +134,7 @@ def test_what_can_be_proved_is_below_the_claim(steps, data_ratio):
 def test_halved_noise_is_caught(steps):
     setting = the_setting(steps)
     assert setting.privacy is not None
-    weaker = replace(setting, privacy=replace(setting.privacy, noise=setting.privacy.noise / 2))
+    weaker = replace(setting, privacy=setting.privacy.changed(noise=setting.privacy.noise / 2))
     assert lower_epsilon(*play(weaker), DELTA) > claimed(setting)
 
 

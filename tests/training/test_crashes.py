@@ -316,7 +316,7 @@ def hear(event, arguments):
 sys.addaudithook(hear)
 from dpscaffold import Gaussian, Logistic, Plan, fedavg, synthetic, train
 train(synthetic(users=4, records=30), Logistic(40, 10), fedavg(), Plan(rounds=1, user_ratio=0.5),
-      Gaussian(), out=sys.argv[1])
+      Gaussian(noise=1.0), out=sys.argv[1])
 print("locked", len(held))
 """
 

@@ -374,7 +374,7 @@ def test_a_journal_cut_back_is_refused_at_every_line(federation, tmp_path):
     """A run that was killed has no statement, and a checkpoint of round 3; ``ledger.json`` names
     the last of its 5 rounds."""
     folder = tmp_path / "run"
-    begin(federation, folder, privacy=replace(NOISY, secret=True))
+    begin(federation, folder, privacy=NOISY.changed(secret=True))
     lines = (folder / "ledger.jsonl").read_text().splitlines(keepends=True)
     assert len(lines) == 6 and not (folder / "privacy.json").exists()
     for kept in range(1, 6):
@@ -382,10 +382,10 @@ def test_a_journal_cut_back_is_refused_at_every_line(federation, tmp_path):
         with refuses("ledger-damaged"):
             CliRunner().invoke(app, ["privacy", str(folder)], catch_exceptions=False)
         refuses_to_resume(
-            "shortened or changed", federation, folder, privacy=replace(NOISY, secret=True)
+            "shortened or changed", federation, folder, privacy=NOISY.changed(secret=True)
         )
     (folder / "ledger.jsonl").write_text("".join(lines))
-    said = go(federation, folder, privacy=replace(NOISY, secret=True), resume=True).privacy
+    said = go(federation, folder, privacy=NOISY.changed(secret=True), resume=True).privacy
     assert said.rounds == 6 and read_account(folder).ledger.extra == 2
 
 

@@ -5,7 +5,6 @@ from .extras import FactsSettings as FactsSettings
 from .extras import StoppingSettings as StoppingSettings
 from .gaussian import Gaussian as Gaussian
 from .plan import Plan as Plan
-from .privacy import PrivacySettings as PrivacySettings
 from .reading import checked_facts as checked_facts
 from .reading import load as load
 from .reading import override as override

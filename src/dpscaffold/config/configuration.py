@@ -11,9 +11,9 @@ from dpscaffold.algorithms import ALGORITHMS, ITERATIVE, Algorithm
 from dpscaffold.checks import shares
 from dpscaffold.config.algorithm import AlgorithmSettings
 from dpscaffold.config.extras import FactsSettings, StoppingSettings
+from dpscaffold.config.gaussian import Gaussian
 from dpscaffold.config.personal import PersonalSettings, trained_by
 from dpscaffold.config.plan import ONE_ROUND, Plan
-from dpscaffold.config.privacy import PrivacySettings
 from dpscaffold.config.secure import Secure
 from dpscaffold.config.table import ConfigTable
 from dpscaffold.config.task import TaskSettings
@@ -57,7 +57,7 @@ class Configuration(ConfigTable):
     task: TaskSettings = TaskSettings()
     algorithm: AlgorithmSettings = AlgorithmSettings()
     plan: Plan = Plan()
-    privacy: PrivacySettings | None = None
+    privacy: Gaussian | None = None
     secure: Secure | None = None
     facts: FactsSettings | None = None
     stopping: StoppingSettings | None = None

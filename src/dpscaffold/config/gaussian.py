@@ -5,26 +5,38 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, cast, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import TypeAdapter, ValidationError
+from pydantic import (
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    TypeAdapter,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
-from dpscaffold.checks import choice, number
-from dpscaffold.config.budget import View
-from dpscaffold.config.budgets import Epsilon, checked, louder_of
+from dpscaffold.checks import choice
+from dpscaffold.config.budget import Budget, View
+from dpscaffold.config.budgets import checked, louder_of
+from dpscaffold.config.table import RunTable
+from dpscaffold.data.config import PathText
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.mechanism import (
     Aggregation,
+    Clip,
     Delta,
-    GaussianMechanism,
     Mechanism,
     Relation,
+    Sampling,
+    Unit,
     Weighting,
     check_noise,
     describe,
+    noise_scale,
 )
 
 if TYPE_CHECKING:
@@ -34,81 +46,170 @@ if TYPE_CHECKING:
 #: Clip bounds that float32 can hold, together with C/‖g‖ and sums of many gradients of length C.
 _CLIPS = (1e-20, 1e30)
 
-#: Fields from which the noise is solved. They are not stored.
-SOLVED = ("epsilon", "view")
+#: The fields of a mechanism whose noise is known.
+STORED = ("clip", "noise", "sampling", "unit", "secret", "neighbours", "noise_by_user")
 
 
-class _Default(float):
-    """A default that can be told from the same number given by hand."""
-
-
-@dataclass(frozen=True)
-class Gaussian(GaussianMechanism):
-    """Clip every per-example gradient to C, then add Gaussian noise to the batch's mean.
+class Gaussian(RunTable):
+    """``[privacy]``: clip every per-example gradient to C, then add Gaussian noise to the batch's
+    mean, within limits of what is spent (:class:`~dpscaffold.Budget`).
 
     One step releases H̃ = (1/b)Σ_j g_j/max(1, ‖g_j‖/C) + (2C/b)·N(0, σ_g²I), the norm being over
     the whole parameter vector. With ``unit="user"`` the noise is 2C·N(0, σ_g²I), which hides a
     user's whole dataset.
 
-    Args:
-        clip: C, fixed in advance; or ``"median"``, the paper's heuristic, which computes C from
-            the private batch and therefore gives **no guarantee**.
-        noise: σ_g, in units of the sensitivity 2C/b of replacing one record.
-        sampling: ``"fixed"`` draws batches of exactly b records, ``"poisson"`` each record with
-            rate b/R and the constant divisor b.
-        unit: What is hidden: one ``"record"``, or everything of one ``"user"``.
-        secret: Draw batches and noise from the operating system instead of the plan's seed.
-        neighbours: Which datasets are hidden from one another; by default what sampling and data
-            imply. Batches of fixed size, and a user as unit, hide ``"replace-one"``. Poisson
-            batches hide ``"zero-out"`` (a record replaced by an empty one, R_i and b_i staying as
-            they are), and ``"add-remove"`` if the federation's sizes are declared constants.
-        noise_by_user: σ_i of every user, in the users' order, if they differ; ``noise`` is the
-            smallest of them.
-        epsilon: Instead of noise: a :class:`~dpscaffold.config.Setting` solves for the smallest
-            noise that keeps it, as a configuration does. A table gives each user a budget of its
-            own, by name; ``"default"`` is for all that it does not name.
-        view: The adversary that ``epsilon`` is against; by default the budget's.
+    Give ``noise``, or ``epsilon`` with the ``view`` it is promised to, from which the noise is
+    solved. ``release`` is the recipe for a model to publish
+    (:mod:`dpscaffold.config.release`), ``allow`` the exceptions from its rules.
 
     >>> Gaussian(clip=1.0, noise=60.0).to_json()["noise"]
     60.0
     """
 
-    noise: float = _Default(1.0)
-    secret: bool = False
-    neighbours: Relation | None = None
-    noise_by_user: tuple[float, ...] | None = None
-    epsilon: Epsilon | None = None
-    view: View | None = None
+    model_config = ConfigDict(strict=True)
+    table: ClassVar[str] = "privacy"
 
-    def __post_init__(self) -> None:
-        self._check_epsilon()
-        choice("privacy.sampling", self.sampling, ("fixed", "poisson"))
-        choice("privacy.unit", self.unit, ("record", "user"))
-        check_noise("privacy.noise", number("privacy.noise", self.noise))
+    clip: Clip = 1.0
+    """C, the largest gradient norm of a record. 'median' is the paper's heuristic, without a
+    guarantee. Value: a number from 1e-20 to 1e30, or 'median'. Example: ``1.5``"""
+    noise: float = Field(default=1.0, allow_inf_nan=False, json_schema_extra={"default": None})
+    """σ_g, the noise in units of the sensitivity 2C/b. It is half of what Opacus calls the noise
+    multiplier. Value: a number, 0 or more. Example: ``30.0``"""
+    sampling: Sampling = "fixed"
+    """Batches of a fixed size (ε is for replacing one record), or Poisson batches (ε is for
+    removing the content of one record). Example: ``"poisson"``"""
+    unit: Unit = "record"
+    """What is protected: one record, or all records of one user. Example: ``"user"``"""
+    secret: bool = False
+    """Whether batches and noise are drawn from the operating system instead of plan.seed. Only this
+    gives a real guarantee. Example: ``true``"""
+    neighbours: Relation | None = None
+    """The neighbouring relation; by default replace-one, and zero-out with Poisson batches.
+    Example: ``"zero-out"``"""
+    noise_by_user: Annotated[tuple[float, ...], Field(strict=False)] | None = None
+    """σ_i of each user, in the users' order, if they differ; 'train' writes what it solved for from
+    a table of budgets. Value: a list of numbers above 0, the smallest of which is privacy.noise.
+    Example: ``[30.0, 60.0]``"""
+    epsilon: float | dict[str, float] | None = None
+    """The ε to spend, instead of noise: the noise is solved from it. A table gives users budgets of
+    their own, by name; the key 'default' is for all that it does not name. Value: a number above 0,
+    or a table of them. Example: ``1.0``"""
+    view: View | None = None
+    """The adversary that epsilon and target_epsilon refer to, by default the server. Example:
+    ``"third-party"``"""
+    colluders: int | None = None
+    """The number of participants that pool what they know (view 'participant'). Value: an
+    integer, 1 or more. Example: ``2``"""
+    delta: Delta | None = None
+    """δ; by default 0.1 divided by the number of training records, or by the number of users with
+    unit 'user'. Value: a number above 0 and below 1, or '1/records'. Example: ``1e-05``"""
+    user_epsilon: float | None = None
+    """A user declines before its own ε, given who took part, would exceed this value. It holds over
+    all rounds, later extensions included. Value: a number above 0. Example: ``2.0``"""
+    target_epsilon: float | None = None
+    """Training stops before ε in the given view would exceed this value. Value: a number above 0.
+    Example: ``3.0``"""
+    budget_file: PathText | None = None
+    """A budget that several runs over the same records share (dpscaffold privacy FILE).
+    Example: ``"budget.jsonl"``"""
+    release: bool | None = None
+    """Whether the model is meant for release: secret noise, participants that nobody chose, and
+    nothing left unprotected. Example: ``true``"""
+    allow: list[Literal["unprotected-preprocessing", "median-clip"]] | None = None
+    """Exceptions from the rules of a release. Example: ``["median-clip"]``"""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _released(cls, given: Any) -> Any:
+        """Noise and batches of a release are secret."""
+        if isinstance(given, Mapping) and given.get("release") is True:
+            return {**given, "secret": True}
+        return given
+
+    @model_validator(mode="after")
+    def _agreeing(self) -> Gaussian:
+        if self.allow is not None and not self.release:
+            raise BadInput(
+                "not-applicable",
+                "privacy.allow is given, which overrules what a release refuses, and nothing is "
+                "released; add privacy.release = true or leave it out",
+            )
+        if self.epsilon is not None:
+            checked(self.epsilon)
+        self._check_clip()
+        self._check_one()
+        check_noise("privacy.noise", self.noise)
         if self.noise_by_user is not None:
             self._check_noises(self.noise_by_user)
         # Whether sizes are declared is the data's to say; the setting asks again with them.
         if self.neighbours is not None:
             choose_relation(self.neighbours, self.sampling, self.unit, declared=True)
-        self._check_clip()
+        _ = self.budget  # refuses limits that cannot be kept
+        return self
+
+    def _check_one(self) -> None:
+        """Either noise or epsilon."""
+        given = "noise" in self.model_fields_set
+        if not given and self.noise_by_user is not None:
+            raise BadInput(
+                "missing-key",
+                f"privacy.noise_by_user is given without privacy.noise; set privacy.noise to the "
+                f"smallest of it, {min(self.noise_by_user, default=1.0)!r}",
+            )
+        if given != (self.epsilon is None):
+            said = "both are given" if given else "neither is given"
+            remedy = "set privacy.noise or privacy.epsilon"
+            if given:
+                remedy = "leave one out (--set privacy.noise=, or --set privacy.epsilon=)"
+            raise BadInput(
+                "noise-or-epsilon", f"privacy needs either noise or epsilon, and {said}; {remedy}"
+            )
+
+    @model_serializer(mode="wrap")
+    def _solved(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Noise that is still to be solved for is not written."""
+        values: dict[str, Any] = plain(self)
+        if self.epsilon is not None:
+            values.pop("noise", None)
+        return values
+
+    def scale(self, clip: Any, batch: Any) -> Any:
+        """The standard deviation of the noise on the mean of a batch."""
+        return noise_scale(self.noise, self.unit, clip, batch)
+
+    @property
+    def mechanism(self) -> Gaussian:
+        """What is done to gradients, without limits; at noise 1 where it is to be solved for."""
+        return Gaussian(**{name: getattr(self, name) for name in STORED})
+
+    @property
+    def budget(self) -> Budget:
+        """The limits."""
+        return Budget(
+            self.delta,
+            self.user_epsilon,
+            self.target_epsilon,
+            self.view or "server",
+            self.budget_file,
+            1 if self.colluders is None else self.colluders,
+        )
 
     def _check_noises(self, noises: Sequence[float]) -> None:
         """σ_i must be usable, and σ_g the smallest of them."""
-        if isinstance(noises, str) or not isinstance(noises, Sequence) or not noises:
+        if not noises:
             raise BadInput(
                 "not-a-list",
-                f"privacy.noise_by_user is {noises!r}; give a list with the noise of every user",
+                "privacy.noise_by_user is empty; give a list with the noise of every user",
             )
         for place, noise in enumerate(noises):
             name = f"privacy.noise_by_user[{place}]"
-            check_noise(name, number(name, noise))
+            check_noise(name, noise)
         if min(noises) != self.noise:
             raise BadInput(
                 "noise-disagrees",
                 f"privacy.noise is {self.noise:g}, and the smallest of privacy.noise_by_user is "
                 f"{min(noises):g}; set privacy.noise = {min(noises)!r}",
             )
-        object.__setattr__(self, "noise_by_user", tuple(float(noise) for noise in noises))
 
     def noise_of(self, user: int) -> float:
         """σ_i."""
@@ -117,8 +218,7 @@ class Gaussian(GaussianMechanism):
     def _check_clip(self) -> None:
         if self.clip == "median":
             return
-        numeric = isinstance(self.clip, int | float) and not isinstance(self.clip, bool)
-        if not numeric or not float(self.clip) > 0:
+        if not float(self.clip) > 0:
             raise BadInput(
                 "out-of-range", f"privacy.clip is {self.clip!r}; give a positive number or 'median'"
             )
@@ -134,23 +234,6 @@ class Gaussian(GaussianMechanism):
                 "clip-infinite",
                 f"privacy.clip is infinite while privacy.noise is {self.noise}; noise needs a "
                 f"finite clip",
-            )
-
-    def _check_epsilon(self) -> None:
-        if self.view is not None:
-            choice("privacy.view", self.view, get_args(View))
-        if self.epsilon is None:
-            if self.view is not None:
-                raise BadInput(
-                    "missing-key", "privacy.view is given without privacy.epsilon; give both"
-                )
-            return
-        object.__setattr__(self, "epsilon", checked(self.epsilon))
-        if not isinstance(self.noise, _Default) or self.noise_by_user is not None:
-            raise BadInput(
-                "noise-or-epsilon",
-                f"privacy needs either noise or epsilon, and both are given ({self.noise} and "
-                f"{self.epsilon}); leave one out",
             )
 
     def to_json(self) -> dict[str, Any]:
@@ -175,7 +258,7 @@ class Gaussian(GaussianMechanism):
         >>> Gaussian.from_json(given.to_json()) == given
         True
         """
-        known, kinds = set(STORED), get_type_hints(cls)
+        known, kinds = set(STORED), cls.model_fields
         if not isinstance(values, Mapping):
             raise BadInput("wrong-type", f"privacy is {values!r:.60}; give a table")
         for name in values:
@@ -184,7 +267,9 @@ class Gaussian(GaussianMechanism):
         missing = known - values.keys() - {"neighbours", "noise_by_user"}
         if missing:
             raise BadInput("missing-key", f"privacy lacks {', '.join(sorted(missing))}")
-        read = {n: _typed(kinds[n], values[n], f"privacy.{n}") for n in known & values.keys()}
+        read = {
+            n: _typed(kinds[n].annotation, values[n], f"privacy.{n}") for n in known & values.keys()
+        }
         return cls(**read)
 
     def run(
@@ -248,10 +333,6 @@ class Gaussian(GaussianMechanism):
             louder=None if self.noise_by_user is None else louder_of(self.noise_by_user),
             weights=weights if weighting == "noise" else None,
         )
-
-
-#: The fields of a mechanism whose noise is known.
-STORED = tuple(one.name for one in fields(Gaussian) if one.name not in SOLVED)
 
 
 def _typed(kind: Any, value: Any, name: str) -> Any:

@@ -53,10 +53,10 @@ def released(setting: Setting, federation: Federation, allow: Sequence[str]) -> 
     if setting.privacy is None:
         raise BadInput(
             "no-privacy",
-            "release is asked for without privacy; give a mechanism, such as Gaussian()",
+            "release is asked for without privacy; give a mechanism, such as Gaussian(epsilon=2.0)",
         )
     _refuse_open_doors(setting, federation, allow)
-    return replace(setting, privacy=replace(setting.privacy, secret=True))
+    return replace(setting, privacy=setting.privacy.changed(secret=True))
 
 
 def _refuse_open_doors(setting: Setting, federation: Federation, allowed: Sequence[str]) -> None:

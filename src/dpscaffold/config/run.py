@@ -25,7 +25,7 @@ from dpscaffold.config.budgets import (
     noise_weight,
     own_noises,
 )
-from dpscaffold.config.gaussian import Gaussian, choose_relation
+from dpscaffold.config.gaussian import STORED, Gaussian, choose_relation
 from dpscaffold.config.identity import algorithm_identity, task_identity
 from dpscaffold.config.plan import ONE_ROUND, Plan
 from dpscaffold.config.secure import Secure, SumPlan
@@ -74,6 +74,7 @@ class Setting:
         if self.algorithm.sums is not None:
             self._check_sums()
         _ = self.batch_sizes, self.cohort_size, self.plan.step_size  # refuses what cannot be drawn
+        self._check_limits()
         if self.algorithm.sums is not None:
             self._set_sums(self.algorithm.sums)
         check_task(self.task, self.roster.schema, self.plan.public_seed)
@@ -103,6 +104,16 @@ class Setting:
         if self.secure is not None:
             self._check_secure(self.secure)
         self._solve()
+
+    def _check_limits(self) -> None:
+        """Limits of the mechanism must be those of the run: one that is passed over is not kept."""
+        given = Budget() if self.privacy is None else replace(self.privacy.budget, view="server")
+        if given != Budget() and given != replace(self.budget, view="server", absent=None):
+            raise BadInput(
+                "conflicting-arguments",
+                "privacy has limits (delta, user_epsilon, target_epsilon, budget_file, colluders), "
+                "and the budget of the run has others; give them in one place",
+            )
 
     def _check_sums(self) -> None:
         """Bounded sums are taken once, over all records of all users."""
@@ -289,7 +300,7 @@ class Setting:
         if noise == self.privacy.noise and self.privacy.noise_by_user is None:
             return self.privacy
         if noise not in self._mechanisms:
-            made = replace(self.privacy, noise=noise, noise_by_user=None)
+            made = self.privacy.changed(noise=noise, noise_by_user=None)
             self._mechanisms[noise] = made
         return self._mechanisms[noise]
 
@@ -499,9 +510,8 @@ class Setting:
         """This setting with these σ_i, or one for all."""
         assert self.privacy is not None
         several = noises if len(set(noises)) > 1 else None
-        privacy = replace(
-            self.privacy, noise=min(noises), noise_by_user=several, epsilon=None, view=None
-        )
+        given = {"noise": min(noises), "noise_by_user": several, "epsilon": None}
+        privacy = self.privacy.changed(**given)
         return replace(self, privacy=privacy)
 
     def to_dict(self) -> dict[str, Any]:
@@ -513,9 +523,10 @@ class Setting:
             plan["seed"] = self.plan.public_seed
         limits: dict[str, Any] = {}
         if self.privacy:
-            limits = {"privacy": _fields(self.privacy), "budget": _given(_fields(self.budget))}
+            stored = {n: v for n, v in _fields(self.privacy).items() if n in STORED}
+            limits = {"privacy": stored, "budget": _given(_fields(self.budget))}
             if self.privacy.noise_by_user is None:
-                del limits["privacy"]["noise_by_user"]
+                del stored["noise_by_user"]
         if self.secure is not None:
             limits["secure"] = _given(_fields(self.secure))
         return {

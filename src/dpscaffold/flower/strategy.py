@@ -599,4 +599,4 @@ def _offer(model: OwnModel, plan: Plan, privacy: Gaussian, algorithm: Algorithm)
             f"algorithm {algorithm.name!r} is not one that is installed at the clients; give one "
             f"of dpscaffold.ALGORITHMS",
         )
-    return offer_of(model.rows, model.settings, settings, plan, replace(privacy, secret=True))
+    return offer_of(model.rows, model.settings, settings, plan, privacy.changed(secret=True))

@@ -67,7 +67,7 @@ def solved_noise(case: Case, roster: Roster | None = None) -> Case:
             "not-applicable",
             "privacy.epsilon is a table, and an experiment has one budget; give a number",
         )
-    view = settings.privacy.view
+    view = settings.privacy.budget.view
     if view == "server" and settings.secure is None:
         # Its bound asks neither what users remember nor what they upload: one answer serves all.
         run = replace(run, memory=False, one_sum=False)

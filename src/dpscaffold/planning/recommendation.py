@@ -291,7 +291,13 @@ def _setting(
         task,
         algorithm,
         plan,
-        Gaussian(clip, 1.0, goal.sampling, goal.unit, neighbours=preset.neighbours),
+        Gaussian(
+            clip=clip,
+            noise=1.0,
+            sampling=goal.sampling,
+            unit=goal.unit,
+            neighbours=preset.neighbours,
+        ),
         replace(preset.budget or Budget(), delta=goal.delta, view=goal.view),
         secure,
     )

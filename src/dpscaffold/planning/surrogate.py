@@ -280,4 +280,4 @@ def _noised(setting: Setting, shape: Shape, privacy: Gaussian) -> Gaussian:
     variance = float((spreads**2).mean()) * shape.steps * shape.cohort_size / steps
     variance *= shape.crowd(setting) ** 2 / shape.stretch(setting)
     noise = math.sqrt(variance) * shape.batch / (2 * privacy.clip)
-    return Gaussian(privacy.clip, noise)
+    return Gaussian(clip=privacy.clip, noise=noise)

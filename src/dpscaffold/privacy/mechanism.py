@@ -67,11 +67,15 @@ class GaussianMechanism:
     unit: Unit = "record"
 
     def scale(self, clip: Any, batch: Any) -> Any:
-        """The standard deviation of the noise on the mean: 2Cσ_g/b, or 2Cσ_g towards whole
-        users."""
-        if self.noise == 0:
-            return 0.0 * batch
-        return 2 * clip * self.noise / (batch if self.unit == "record" else 1)
+        """The standard deviation of the noise on the mean."""
+        return noise_scale(self.noise, self.unit, clip, batch)
+
+
+def noise_scale(noise: float, unit: Unit, clip: Any, batch: Any) -> Any:
+    """The standard deviation of the noise on the mean: 2Cσ_g/b, or 2Cσ_g towards whole users."""
+    if noise == 0:
+        return 0.0 * batch
+    return 2 * clip * noise / (batch if unit == "record" else 1)
 
 
 @dataclass(frozen=True)

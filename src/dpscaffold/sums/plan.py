@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ConfigDict, Field, ValidationError
 
 from dpscaffold.algorithms import ALGORITHMS, ITERATIVE
-from dpscaffold.config import AlgorithmSettings, ConfigTable, PrivacySettings, Setting, TaskSettings
+from dpscaffold.config import AlgorithmSettings, ConfigTable, Setting, TaskSettings
 from dpscaffold.config.gaussian import Gaussian
 from dpscaffold.config.plan import Plan
 from dpscaffold.config.secure import Secure, SumGrid
@@ -54,7 +54,7 @@ class SumsConfiguration(ConfigTable):
     rows: SchemaSettings = Field(alias="schema")
     task: TaskSettings = TaskSettings()
     algorithm: AlgorithmSettings = AlgorithmSettings(name=SUMMED[0])
-    privacy: PrivacySettings
+    privacy: Gaussian
     sums: SumsSettings
 
 
@@ -157,7 +157,7 @@ def plan_of(given: SumsConfiguration) -> SumsPlan:
             f"sums.colluders is {k} with {len(names)} members; at least two honest sites must hide "
             f"each other, so give at most {max(0, len(names) - 2)} or name more sites",
         )
-    mechanism = replace(privacy.mechanism, secret=True)
+    mechanism = privacy.mechanism.changed(secret=True)
     secure = None if k is None else Secure(colluders=k)
 
     def offered(noised: Gaussian | None) -> Offer:

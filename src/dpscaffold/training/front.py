@@ -125,7 +125,10 @@ def train(
             raise BadInput(
                 "not-a-list", f"metrics is '{metrics}'; give a list: metrics=['{metrics}']"
             )
-        budget = Budget() if budget is None else budget
+        if budget is None:
+            budget = Budget() if privacy is None else privacy.budget
+        if privacy is not None and privacy.release:
+            release, allow = True, allow or privacy.allow or ()
         if out is None:
             require_folder(release, budget.file)
         data = federation if federation.mapped else federation.validated()

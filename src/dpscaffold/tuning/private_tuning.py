@@ -225,7 +225,7 @@ def _candidate(setting: Setting) -> Setting:
                 f"privacy.{name} is {limit:g}, and tune.private is true, which keeps no such limit "
                 f"over its trials; leave it out, and read what they cost together",
             )
-    return replace(setting, privacy=replace(setting.privacy, secret=True))
+    return replace(setting, privacy=setting.privacy.changed(secret=True))
 
 
 def _described(setting: Setting, whole: Federation) -> Mechanism:

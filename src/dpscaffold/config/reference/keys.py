@@ -51,9 +51,9 @@ def keys() -> list[Key]:
     from dpscaffold.algorithms import ALGORITHMS, SERVERS
     from dpscaffold.config.algorithm import AlgorithmSettings
     from dpscaffold.config.extras import FactsSettings, StoppingSettings
+    from dpscaffold.config.gaussian import Gaussian
     from dpscaffold.config.personal import PersonalSettings
     from dpscaffold.config.plan import Plan
-    from dpscaffold.config.privacy import PrivacySettings
     from dpscaffold.config.secure import Secure
     from dpscaffold.config.task import TaskSettings
     from dpscaffold.data.config import SOURCES
@@ -71,7 +71,7 @@ def keys() -> list[Key]:
     for name, factory in (*ALGORITHMS.items(), *SERVERS.items()):
         found += argument_keys("algorithm", name, factory, skip=("base",))
     found += model_keys("plan", "", Plan)
-    found += model_keys("privacy", "", PrivacySettings)
+    found += model_keys("privacy", "", Gaussian)
     found += model_keys("secure", "", Secure)
     found += model_keys("facts", "", FactsSettings)
     found += model_keys("stopping", "", StoppingSettings)
@@ -179,6 +179,8 @@ def _default(field: FieldInfo) -> Any:
     if field.is_required():
         return NEEDED
     value = field.get_default(call_default_factory=True)
+    if isinstance(field.json_schema_extra, dict):
+        value = field.json_schema_extra.get("default", value)  # what the software puts there
     if value is None or value is PydanticUndefined:
         return OMITTED
     return _plain(value)

@@ -10,7 +10,7 @@ import base64
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -526,7 +526,7 @@ class Offer(ConfigTable):
             if privacy is None or not noises:
                 raise BadInput("no-noise", "an offer with noises needs a mechanism and sites")
             least = min(noises.values())
-            replace(privacy, noise=least, noise_by_user=tuple(noises.values()))  # refuses bad ones
+            privacy.changed(noise=least, noise_by_user=tuple(noises.values()))  # refuses bad ones
             if least != privacy.noise:
                 raise BadInput(
                     "noise-disagrees",
@@ -542,7 +542,7 @@ class Offer(ConfigTable):
             raise BadInput(
                 "unknown-site", f"noises has no noise for {site!r}; give one for every site"
             )
-        return replace(self.privacy, noise=self.noises[site])
+        return self.privacy.changed(noise=self.noises[site])
 
     def mechanism_on(self, sites: Sequence[str]) -> Gaussian | None:
         """The mechanism of a run of these sites, in their order."""
@@ -551,7 +551,7 @@ class Offer(ConfigTable):
         own = [self.mechanism_of(site) or self.privacy for site in sites]
         noises = tuple(one.noise for one in own)
         several = noises if len(set(noises)) > 1 else None
-        return replace(self.privacy, noise=min(noises), noise_by_user=several)
+        return self.privacy.changed(noise=min(noises), noise_by_user=several)
 
     def build_task(self) -> Task:
         """The task, in the schema's shape."""
@@ -589,7 +589,7 @@ class Offer(ConfigTable):
         sums = None if self.secure is None else self.secure.changed(voids=SECURE_ATTEMPTS - 1)
         before = self.rows.before(place)
         once = Plan.one_round(self.plan.public_seed)
-        query = replace(privacy, clip=1.0, noise=step.noise)
+        query = privacy.changed(clip=1.0, noise=step.noise)
         offer = offer_of(before, self.task, self.algorithm, once, query, sums)
         return offer.model_copy(update={"fit": step})
 
@@ -720,7 +720,7 @@ def offer_of(
     noises = None
     if privacy is not None and privacy.noise_by_user is not None:
         noises = _by_name(sites, privacy.noise_by_user)
-        privacy = replace(privacy, noise_by_user=None)
+        privacy = privacy.changed(noise_by_user=None)
     mechanism = None if privacy is None else Gaussian.from_json(privacy.to_json())
     settled = plan.changed(warm_rounds=warm, seed=plan.public_seed)
     return Offer(

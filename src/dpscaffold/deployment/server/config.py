@@ -16,7 +16,6 @@ from dpscaffold.config import (
     AlgorithmSettings,
     ConfigTable,
     FactsSettings,
-    PrivacySettings,
     TaskSettings,
 )
 from dpscaffold.config.budget import Budget
@@ -89,7 +88,7 @@ class ServerConfiguration(ConfigTable):
     task: TaskSettings = TaskSettings()
     algorithm: AlgorithmSettings = AlgorithmSettings()
     plan: Plan = Plan()
-    privacy: PrivacySettings | None = None
+    privacy: Gaussian | None = None
     secure: Secure | None = None
     facts: FactsSettings | None = None
     personal: PersonalSettings | None = None
@@ -166,7 +165,7 @@ class ServerConfiguration(ConfigTable):
 
         if self.privacy is None:
             return None
-        given = replace(self.privacy.mechanism, secret=not self.deploy.rehearsal)
+        given = self.privacy.mechanism.changed(secret=not self.deploy.rehearsal)
         if self.privacy.epsilon is None:
             return given
         if not self.deploy.records:
