@@ -213,7 +213,7 @@ def tables_with(key: str) -> list[str]:
     """The tables of a configuration that have a key.
 
     >>> tables_with("epsilon"), tables_with("seed")
-    (['privacy', 'personal'], ['data', 'plan'])
+    (['privacy'], ['data', 'plan'])
     """
     return [
         name
