@@ -23,8 +23,8 @@ Gaussian masses between the losses of a grid, and "connect the dots" (Doroshenko
 each interval's mass on its two ends such that its P-mass and Q-mass are both kept.
 
 The library dp_accounting composes such laws too; the tests compare with it. It is not used here
-because it takes ten times as long for one ε, and because the rounding of its transforms is not
-bounded (docs/privacy-proofs.md, How sums are rounded).
+because one ε takes about four times as long with it, and because the rounding of its transforms
+is not bounded.
 """
 
 from __future__ import annotations
