@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import shutil
+from itertools import permutations
 
 import pytest
 from privacy.explicit_pairs import gaussian_epsilon
 from refusals import refuses
 from small import federation
-from stated import at_most, check_told_alike, written
+from stated import at_most, check_told_alike, stated, written
 from typer.testing import CliRunner
 
 from dpscaffold import BadInput, Budget, Gaussian, Logistic, Plan, fedavg, train
@@ -69,6 +71,47 @@ def test_the_cap_per_user_leaves_room_for_it():
     said = run(user_epsilon=limit).privacy
     assert set(said.parts[-1].participations) == {3}
     assert exact(3) <= said.towards("server").given <= limit
+
+
+def gone_on(folder, rounds: int, seed: int = 0) -> None:
+    """Train with the prepared mean in a folder, or go on there."""
+    train(
+        centred(),
+        Logistic(4, 3),
+        fedavg(),
+        PLAN.changed(rounds=rounds, seed=seed),
+        Gaussian(noise=NOISE),
+        budget=Budget(delta=DELTA),
+        out=folder,
+        resume=folder.exists(),
+    )
+
+
+@pytest.mark.parametrize("order", list(permutations(("more", "copy", "resume"))), ids="-".join)
+def test_whatever_a_folder_holds_is_in_its_sums(order, tmp_path):
+    """Rounds, more rounds later and a prepared mean, in every order, after a copy and a resume: the
+    folder, its model and two folders together state what all Gaussians cost."""
+    folder, rounds = tmp_path / "run", ROUNDS
+    gone_on(folder, rounds)
+    for step in order:
+        if step == "copy":
+            shutil.copytree(folder, tmp_path / "moved")
+            shutil.rmtree(folder)
+            folder = tmp_path / "moved"
+        elif step == "more":
+            rounds += 2
+            gone_on(folder, rounds)
+        else:
+            gone_on(folder, rounds)
+    later = gaussian_epsilon(DELTA, math.sqrt((rounds - ROUNDS) / NOISE**2))
+    whole = exact(ROUNDS) + later
+    for said in (stated(folder), written(folder), stated(folder / "model")):
+        assert whole <= said.epsilon <= whole * 1.003
+    other = tmp_path / "other"
+    gone_on(other, ROUNDS, seed=1)
+    both = stated(folder, other)
+    total = whole + exact(ROUNDS)
+    assert total <= both.towards("server").given <= total * 1.003
 
 
 @pytest.mark.parametrize("limit", ["user_epsilon", "target_epsilon"])
