@@ -206,7 +206,7 @@ def test_the_python_example_runs(tmp_path):
         text=True,
         timeout=120,
     )
-    assert done.returncode == 0 and "towards the server" in done.stdout, done.stderr
+    assert done.returncode == 0 and "against the server" in done.stdout, done.stderr
 
 
 #: A longer run whose every round is in its metrics, with a checkpoint every four.

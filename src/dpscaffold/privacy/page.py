@@ -53,17 +53,19 @@ class Guarantee:
         given: ε given who took part, for the user that spent most.
         given_guess: The same for a guess.
         not_more: Why the noise of other users does not count.
+        knows: How many users help the adversary.
     """
 
     adversary: str
     words: str = ""
     epsilon: float | None = None
-    theorem: str = "1"
+    theorem: str = ""
     guess: float | None = None
     replace_one: float | None = None
     given: float | None = None
     given_guess: float | None = None
     not_more: str | None = None
+    knows: int = 0
 
 
 @dataclass(frozen=True)

@@ -221,6 +221,7 @@ def _towards(parts: Sequence[Part], facts: Facts, name: str, known: bool) -> tup
         given=_finite(given),
         given_guess=None if given_curve is None else 0.5 + given_curve.advantage() / 2,
         not_more=None if seen.theorem != "1" or who.sees == "uploads" else seen.not_more,
+        knows=who.knows,
     )
     return guarantee, laws
 

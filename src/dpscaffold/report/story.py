@@ -110,7 +110,8 @@ def _curve(
             lines.append(Line(stored.name, points))
     if not lines:
         return None
-    caption = f"{what[0].upper()}{what[1:]} by round"
+    first = what[0].upper() if what[0].isascii() else what[0]
+    caption = f"{first}{what[1:]} by round"
     caption = caption if metric in PUBLIC else marked(runs, caption)
     return Curves(caption, "round", what, tuple(lines), levels)
 
@@ -165,9 +166,10 @@ def _spending(stored: StoredRun) -> Section:
         return Section("What was spent", ())
     blocks: list[Block | None] = [_curve([stored], "epsilon_server", "ε towards the server")]
     counts = said.parts[-1].participations
-    if counts:
+    if len(counts) > 1:  # one bar would show nothing
         bars = _binned(counts)
         blocks.append(BarChart("How often users took part", "participations", "users", bars))
+    if counts:
         blocks.append(_left_out(counts, said.run))
     return section("What was spent, and who was left out", blocks)
 

@@ -31,16 +31,16 @@ class Summary(Mapping[str, Any]):
     simulated: bool | None = None
     ended: str = "unfinished"
     message: str = ""
-    rounds: float = 0
+    rounds: int | float = 0
     seconds: float | None = None
-    final: Mapping[str, float | None] = field(default_factory=dict)
+    final: Mapping[str, int | float | None] = field(default_factory=dict)
     metric: str | None = None
     verdict: str | None = None
     warning: str | None = None
     model: str | None = None
     run: str | None = None
     refusals: Mapping[str, int] | None = None
-    metrics: Mapping[str, float | str | None] = field(default_factory=dict)
+    metrics: Mapping[str, int | float | str | None] = field(default_factory=dict)
 
     def number(self, name: str, otherwise: float | None = None) -> float | None:
         """One of ``metrics``; ``otherwise`` where the summary does not have it."""
