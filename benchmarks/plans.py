@@ -184,7 +184,7 @@ def asked(case: Case) -> tuple[Facts, Goal, Limits, Preset]:
     preset = Preset(
         regularisation=plan.regularisation,
         task=case.settings.task.build(facts),
-        secure=case.settings.sums,
+        secure=case.settings.secure,
     )
     return facts, goal, limits, preset
 

@@ -301,8 +301,9 @@ def test_a_trust_outside_the_unit_interval_is_refused(trust):
 def test_a_clip_read_off_the_batch_is_refused():
     data = federation()
     with refuses("median-clip: privacy.clip is 'median'"):
-        train(data, Logistic(data.dimension, data.classes), scaffold_balanced(),
-              Plan(rounds=2, user_ratio=0.5, data_ratio=0.5), Gaussian(clip="median"))  # fmt: skip
+        plan = Plan(rounds=2, user_ratio=0.5, data_ratio=0.5)
+        task, median = Logistic(data.dimension, data.classes), Gaussian(clip="median", noise=1.0)
+        train(data, task, scaffold_balanced(), plan, median)
 
 
 def test_metrics_show_trust_and_spread():

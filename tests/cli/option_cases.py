@@ -283,13 +283,6 @@ DATA = (
         whole=False,
     ),
     Mode(
-        "init",
-        "arrays",
-        "arrays.npz",
-        acts="--out other.toml; --epsilon 2; --release; --json",
-        refused="--label well; --user ward; --rows 20",
-    ),
-    Mode(
         "data describe",
         "a configuration",
         "small.toml",
@@ -698,13 +691,6 @@ def build(folder: Path) -> None:
         shutil.copy(folder / name, folder / "folder" / name)
     public = [f"{k / 9:.3f},{k % 3 - 1},{k / 7:.3f},1,{k % 3}" for k in range(12)]
     (folder / "stop.csv").write_text("\n".join(["0,1,2,3,label", *public]) + "\n")
-    rng = np.random.default_rng(0)
-    np.savez(
-        folder / "arrays.npz",
-        features=rng.normal(size=(40, 3)),
-        labels=rng.integers(0, 2, 40),
-        users=np.repeat(np.arange(4), 10),
-    )
     with chdir(folder):
         for line in (
             "train small.toml --out small",

@@ -66,6 +66,9 @@ class RunTable(ConfigTable):
         except ValidationError as error:
             raise BadInput(*mistake_of(error, type(self), self.table)) from None
 
+    def __str__(self) -> str:
+        return repr(self)
+
     # A table of a file is checked in one go, so that what is wrong is named by its place there.
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
