@@ -236,6 +236,7 @@ def test_sixty_sites_who_held_the_records_and_the_hostile_server():
     said = STATEMENTS["sites"]
     assert said.quotes_given and said.epsilon == said.towards("server").given
     assert "given who took part" in page(said) and "a draw that nobody chose" in page(said)
+    assert [row.theorem for row in table(said)] == [THEOREMS["given"], THEOREMS["cap"]]
 
 
 def test_the_hostile_server_counts_attempts_and_every_part():

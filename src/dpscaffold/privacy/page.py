@@ -247,7 +247,8 @@ def table(said: Statement) -> list[Row]:
         epsilon, guess = _quoted(said, one)
         if epsilon is None:
             continue
-        theorem = THEOREMS["given" if said.quotes_given else one.theorem]
+        given = said.quotes_given and one.given is not None
+        theorem = THEOREMS["given" if given else one.theorem]
         same = (round_up(epsilon), "" if guess is None else percent(guess), theorem)
         words.setdefault(same, []).append(one.words)
     return [Row("; ".join(who), *same) for same, who in words.items()]
