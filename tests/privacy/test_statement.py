@@ -315,7 +315,7 @@ def test_what_is_outside_is_named():
     assert "could tell, with secret noise" in page(simulation)
     assert line(simulation).startswith("with secret noise")
     sums = state([part(LISTS)], Facts(held="one computer"))
-    assert "one process saw every upload" in codes(sums)["simulated-sums"]
+    assert "one process simulates" in codes(sums)["simulated-sums"]
     assert "simulated-sums" not in codes(STATEMENTS["secure sums"])
     assert "X25519" in page(STATEMENTS["secure sums"]) and "X25519" not in page(said)
     whole = ("algorithm", "plan", "privacy.clip")

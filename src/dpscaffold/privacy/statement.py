@@ -72,7 +72,7 @@ SINGLE = (
     "Numbers computed from single uploads (largest_drift, largest_user_…): they count as uploads."
 )
 SEEDED = "The stored seed: whoever has it can remove the noise. Publish results, not the seed."
-SIMULATED_SUMS = "Secure sums were simulated: one process saw every upload."
+SIMULATED_SUMS = "Secure sums that one process simulates: it sees every upload."
 UNCHANGED = "users (sites) run this software unchanged"
 BLIND = "nobody chose participants, or when to stop, by results"
 UNBROKEN = "nobody breaks X25519, HKDF, ChaCha20 or Ed25519"
@@ -355,7 +355,7 @@ def _outside(
     if not set(facts.planned) >= WHOLE_PLAN:
         found.append(("tuning", TUNED))
     if parts and parts[0].run.secure is not None:
-        found += [("simulated-sums", SIMULATED_SUMS)] if facts.held == "one computer" else []
+        found += [("simulated-sums", SIMULATED_SUMS)] if facts.held != "sites" else []
     elif parts and any(
         noise_seen(p.run, adversaries(p.run)["third_party"]).theorem == "2" for p in parts
     ):
