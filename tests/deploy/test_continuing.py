@@ -313,6 +313,8 @@ def test_the_commands_show_the_total(joined, tmp_path):
     said = CliRunner().invoke(app, ["privacy", str(joined.second), "--json"])
     stated = Statement.from_json(json.loads(said.output), "the output")
     assert stated.towards("server").epsilon == served.statement.towards("server").epsilon
+    assert stated.held == "sites"
+    assert stated.towards("hostile").epsilon is None  # all sites take part in every round
     figure = str(tmp_path / "comparison.png")
     for command in (
         ["privacy", str(joined.second)],

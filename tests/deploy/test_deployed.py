@@ -156,6 +156,15 @@ def test_a_fresh_answer_to_a_repeated_round_is_counted_again(tmp_path, monkeypat
     assert served.statement.towards("server").epsilon is not None
 
 
+def test_a_hostile_server_has_a_row_where_not_all_sites_take_part(tmp_path):
+    """It can ask for draws until it likes one, so nothing over the draw holds against it."""
+    world = World(tmp_path / "sites", "fedavg", privacy=SECRET, rounds=3, user_ratio=0.7)
+    said = deployment(world, tmp_path / "run").run(world.names, False).statement
+    hostile, server = said.towards("hostile"), said.towards("server")
+    assert said.held == "sites" and hostile.theorem == "cap"
+    assert hostile.epsilon > server.epsilon
+
+
 def test_a_party_may_stay_away_so_the_aggregate_bound_is_refused(tmp_path):
     world = World(
         tmp_path / "sites", "fedavg", privacy=SECRET, rounds=3, local_steps=1, user_ratio=1.0
