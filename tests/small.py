@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from dpscaffold.algorithms import ITERATIVE, Algorithm, fedavg, with_adam
 from dpscaffold.algorithms.naming import factory_of
-from dpscaffold.config import Setting
+from dpscaffold.config import Run
 from dpscaffold.config.gaussian import Gaussian
 from dpscaffold.config.plan import Plan
 from dpscaffold.engines import Draw, Hardware, Loop, Simulator, State
@@ -112,7 +112,7 @@ PLAN = Plan(
 
 
 @dataclass(frozen=True)
-class Trial(Setting):
+class Trial(Run):
     """A setting together with the federation that it is of."""
 
     data: Federation | None = None
@@ -156,7 +156,7 @@ def simulator(
     chunk: int | None = None,
 ) -> Simulator:
     """The fast engine on the runs' own data."""
-    runs = [runs] if isinstance(runs, Setting) else runs
+    runs = [runs] if isinstance(runs, Run) else runs
     streams = [randomness] if isinstance(randomness, Randomness) else randomness
     hardware = Hardware(WHERE, chunk)
     return Simulator(runs, [run.federation for run in runs], hardware, streams)
@@ -284,7 +284,7 @@ def mapped(run: Trial) -> Trial:
 
 
 def final(
-    engine: str, setting: Setting, randomness: Randomness | None = None, rounds: int | None = None
+    engine: str, setting: Run, randomness: Randomness | None = None, rounds: int | None = None
 ) -> Reached:
     """Where this setting stands after all rounds on the named engine, or one of the other ways."""
     return WAYS[engine](setting, randomness).drive(rounds).reached
@@ -321,7 +321,7 @@ def assert_identical(one: Reached, two: Reached) -> None:
 
 
 def uploads(
-    engine: str, setting: Setting, rounds: int = 1, randomness: Randomness | None = None
+    engine: str, setting: Run, rounds: int = 1, randomness: Randomness | None = None
 ) -> list[dict[str, Tensor]]:
     """Everything that leaves the users or stays with them, per round: rows in the order of the
     participants.

@@ -24,7 +24,7 @@ from dpscaffold import (
     synthetic,
     train,
 )
-from dpscaffold.config import Setting, load
+from dpscaffold.config import Run, load
 from dpscaffold.data import from_users
 from dpscaffold.data.loading import load_federation
 from dpscaffold.privacy import Statement
@@ -141,7 +141,7 @@ def test_epsilon_is_solved_as_in_a_configuration(view: str) -> None:
     wanted = settings.setting(data).privacy
     mechanism = Gaussian(clip=1.0, epsilon=2.0, view=view)  # type: ignore[arg-type]
     parts = (settings.task.build(data), settings.algorithm.build(), settings.plan)
-    found = Setting(data.roster, *parts, mechanism, Budget(view=view))  # type: ignore[arg-type]
+    found = Run(data.roster, *parts, mechanism, Budget(view=view))  # type: ignore[arg-type]
     assert found.privacy is not None and wanted is not None
     assert found.privacy.noise == wanted.noise != 1.0 and found.privacy.epsilon is None
 

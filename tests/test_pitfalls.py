@@ -35,7 +35,7 @@ from torch.func import grad, vmap
 from toys import Linear, Quadratic, quadratics, vectors
 
 from dpscaffold.algorithms import ALGORITHMS, ITERATIVE, Server
-from dpscaffold.config import Setting
+from dpscaffold.config import Run
 from dpscaffold.config.gaussian import Gaussian
 from dpscaffold.privacy import Ledger, no_guarantee
 from dpscaffold.randomness.streams import Randomness
@@ -51,7 +51,7 @@ each_algorithm = pytest.mark.parametrize("algorithm", ITERATIVE)
 
 
 def one_round(
-    engine: str, run: Setting, control=None, memory=None, params=None, randomness=None
+    engine: str, run: Run, control=None, memory=None, params=None, randomness=None
 ) -> torch.Tensor:
     """x after one round with everybody, from a state of the test's making."""
     made = ENGINES[engine](run, randomness)

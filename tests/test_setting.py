@@ -14,7 +14,7 @@ from stated import over_draw
 from torch import nn
 
 from dpscaffold.algorithms import ITERATIVE, fedprox, with_momentum
-from dpscaffold.config import Setting
+from dpscaffold.config import Run
 from dpscaffold.config.budget import Budget
 from dpscaffold.config.gaussian import STORED, Gaussian
 from dpscaffold.federation import Federation, Records
@@ -161,7 +161,7 @@ def test_no_record_can_be_reached_from_a_setting():
     """Whatever a setting holds, to any depth, none of it has the records' numbers in it."""
     data = federation()
     run = setting("scaffold", "logistic", "fixed", data)
-    plain = Setting(data.roster, run.task, run.algorithm, run.plan, run.privacy, run.budget)
+    plain = Run(data.roster, run.task, run.algorithm, run.plan, run.privacy, run.budget)
     seen, todo = set(), [plain]
     while todo:
         value = todo.pop()

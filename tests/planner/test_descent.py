@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dpscaffold import Gaussian, Linear, Logistic, Plan, fedavg, scaffold
 from dpscaffold.algorithms import with_momentum
-from dpscaffold.config import Setting
+from dpscaffold.config import Run
 from dpscaffold.config.noise import dominating_site, round_noise
 from dpscaffold.planning import Facts
 from dpscaffold.planning.asked import planned_rate
@@ -30,12 +30,10 @@ PLAN = Plan(
 HOSPITALS = (720, 610, 540, 480, 430, 390, 350, 320, 290, 250, 210, 140, 10)
 
 
-def public(sizes: tuple[int, ...], noise: float = 10.0, classes: int = 2, **plan) -> Setting:
+def public(sizes: tuple[int, ...], noise: float = 10.0, classes: int = 2, **plan) -> Run:
     facts = Facts(sizes, 6, classes)
     task = Logistic(6, classes) if classes else Linear(6, 1, LOSSES["squared"])
-    return Setting(
-        facts.roster, task, fedavg(), PLAN.changed(**plan), Gaussian(2.0, noise, "poisson")
-    )
+    return Run(facts.roster, task, fedavg(), PLAN.changed(**plan), Gaussian(2.0, noise, "poisson"))
 
 
 @settings(max_examples=30, deadline=None)

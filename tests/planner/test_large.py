@@ -25,7 +25,7 @@ from dpscaffold import (
     scaffold_warm,
 )
 from dpscaffold.cli import app
-from dpscaffold.config import Setting
+from dpscaffold.config import Run
 from dpscaffold.planning import Facts, Goal, Limits
 from dpscaffold.planning import shape as shapes
 from dpscaffold.planning.asked import planned_rate
@@ -42,14 +42,14 @@ from dpscaffold.tasks import LOSSES
 FACTS = Facts.of(users=12, records=60, features=6, classes=3, similarity=0.0)
 
 
-def public(facts: Facts = FACTS, task: object = None, **plan: object) -> Setting:
+def public(facts: Facts = FACTS, task: object = None, **plan: object) -> Run:
     values = {"rounds": 6, "local_steps": 2, "user_ratio": 0.5, "regularisation": 0.01}
     chosen = task or Logistic(facts.features, facts.classes)
     noise = Gaussian(0.7, 2.0, "poisson")
-    return Setting(facts.roster, chosen, scaffold_balanced(), Plan(**(values | plan)), noise)  # type: ignore[arg-type]
+    return Run(facts.roster, chosen, scaffold_balanced(), Plan(**(values | plan)), noise)  # type: ignore[arg-type]
 
 
-def gathered(setting: Setting, rate: float) -> tuple[float, float]:
+def gathered(setting: Run, rate: float) -> tuple[float, float]:
     """The distance of all rounds that train, T·Kη_l, and the variance that they gather in one
     coordinate, T·(Kη_l)²·(2Cσ_g/b)²/(mK), by hand."""
     plan = setting.plan.changed(learning_rate=rate)

@@ -28,7 +28,7 @@ from dpscaffold import (
     scaffold_balanced,
 )
 from dpscaffold.cli import app
-from dpscaffold.config import Setting, load
+from dpscaffold.config import Run, load
 from dpscaffold.planning import Facts, Goal, Limits
 from dpscaffold.planning.asked import planned_rate
 from dpscaffold.planning.recommendation import Recommendation, default_task, numbers_sent
@@ -42,12 +42,12 @@ FACTS = Facts.of(users=12, records=60, features=6, classes=3)
 SMALL = ["--users", "12", "--records", "60", "--features", "6", "--classes", "3"]
 
 
-def public(facts: Facts = FACTS, noise: float = 2.0, **plan: object) -> Setting:
+def public(facts: Facts = FACTS, noise: float = 2.0, **plan: object) -> Run:
     """A run of which only the facts are known."""
     values = {"rounds": 6, "local_steps": 8, "user_ratio": 0.5, "regularisation": 0.0}
     squares = Linear(facts.features, 1, LOSSES["squared"])
     task = Logistic(facts.features, facts.classes) if facts.classes else squares
-    return Setting(
+    return Run(
         facts.roster,
         task,
         scaffold_balanced(),
@@ -174,7 +174,7 @@ def test_the_planned_rate_is_the_same_whatever_the_records():
     assert not torch.equal(one.train.features, other.train.features)
     plan = Plan(rounds=5, local_steps=2)
     rates = {
-        planned_rate(Setting(f.roster, Logistic(6, 3), scaffold(), plan, Gaussian(1.0, 2.0)), None)
+        planned_rate(Run(f.roster, Logistic(6, 3), scaffold(), plan, Gaussian(1.0, 2.0)), None)
         for f in (one, other)
     }
     assert len(rates) == 1

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpscaffold import Gaussian, Logistic, Plan, recommend, scaffold_balanced
-from dpscaffold.config import Setting
+from dpscaffold.config import Run
 from dpscaffold.planning import Facts, Goal, Limits
 from dpscaffold.planning.recommendation import Recommendation
 from dpscaffold.planning.surrogate import SurrogateAssumptions
@@ -21,9 +21,7 @@ from dpscaffold.report.planning import as_json
 from dpscaffold.training.events import StackBegun, silence
 
 FACTS = Facts.of(users=12, records=60, features=6, classes=3)
-PUBLIC = Setting(
-    FACTS.roster, Logistic(6, 3), scaffold_balanced(), Plan(rounds=6), Gaussian(1.0, 2.0)
-)
+PUBLIC = Run(FACTS.roster, Logistic(6, 3), scaffold_balanced(), Plan(rounds=6), Gaussian(1.0, 2.0))
 
 
 class Scored(Bench):
@@ -37,7 +35,7 @@ class Scored(Bench):
     def ahead(self) -> bool:
         return self.looks_ahead
 
-    def run(self, asked: Sequence[tuple[Setting, float]]) -> list[StepSizeTrial]:
+    def run(self, asked: Sequence[tuple[Run, float]]) -> list[StepSizeTrial]:
         self.waves = [*getattr(self, "waves", []), len(asked)]
         return [
             StepSizeTrial(rate, (self._score(setting.plan.public_seed, rate),))

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from dpscaffold import Gaussian, Linear, Plan, fedavg
 from dpscaffold.cli import app
-from dpscaffold.config import Setting, load, parse
+from dpscaffold.config import Run, load, parse
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.roster import Roster
 from dpscaffold.planning.facts import Facts, Limits
@@ -39,7 +39,7 @@ BASE = {"plan": {"rounds": 8, "local_steps": 1, "user_ratio": 0.5}, "privacy": {
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Surrogates that are not trained on: what is tested here does not depend on scores."""
 
-    def scored(self: Bench, asked: list[tuple[Setting, float]]) -> list[StepSizeTrial]:
+    def scored(self: Bench, asked: list[tuple[Run, float]]) -> list[StepSizeTrial]:
         scores = tuple((0.5, 0.7)[seed] for _ in range(2) for seed in self.seeds)
         return [StepSizeTrial(rate, scores) for _, rate in asked]
 
@@ -179,7 +179,7 @@ def test_only_what_was_chosen_is_called_planned(tmp_path, tables, chosen):
 def test_a_statement_is_silent_on_tuning_only_where_a_whole_plan_was_chosen_in_public():
     """Where a part of it was, the rest may have been tuned on private records, and that is said,
     of a release as of any other run."""
-    run = Setting(
+    run = Run(
         Facts.of(users=6, records=40, features=3, classes=2).roster,
         Linear(3, 2, LOSSES["softmax"]),
         fedavg(),
@@ -197,7 +197,7 @@ def test_a_mean_by_records_has_its_own_noise():
     """Σ w_i²v_i with w_i = R_i/ΣR_j, on average over cohorts, by hand from 2Cσ_g/b_i."""
     sizes = (20, 50, 900, 300)
     facts = Facts(sizes, 4, 2)
-    real = Setting(
+    real = Run(
         facts.roster,
         Linear(4, 2, LOSSES["softmax"]),
         fedavg(),

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from dpscaffold import BadInput, Gaussian, Logistic, Plan, fedavg, recommend, scaffold_balanced
 from dpscaffold.cli import app
-from dpscaffold.config import Secure, Setting, load
+from dpscaffold.config import Run, Secure, load
 from dpscaffold.deployment.server.config import load_served
 from dpscaffold.planning import Facts, Goal, Limits
 from dpscaffold.planning.recommendation import Preset, _candidates
@@ -38,11 +38,9 @@ FACTS = Facts.of(users=12, records=60, features=6, classes=3, similarity=0.0)
 WORDS = ["--users", "12", "--records", "60", "--features", "6", "--classes", "3", "--epsilon", "2"]
 
 
-def setting(balanced: bool = True, **plan: int) -> Setting:
+def setting(balanced: bool = True, **plan: int) -> Run:
     algorithm = scaffold_balanced() if balanced else fedavg()
-    return Setting(
-        FACTS.roster, Logistic(6, 3), algorithm, Plan(rounds=6, **plan), Gaussian(1.0, 2.0)
-    )
+    return Run(FACTS.roster, Logistic(6, 3), algorithm, Plan(rounds=6, **plan), Gaussian(1.0, 2.0))
 
 
 def tried(scores: Sequence[float], balanced: bool) -> Choice:
@@ -53,7 +51,7 @@ def tried(scores: Sequence[float], balanced: bool) -> Choice:
 def by_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """Instead of training: the less noise in a round's mean, the better, and one best η₀."""
 
-    def scored(self: Bench, asked: list[tuple[Setting, float]]) -> list[StepSizeTrial]:
+    def scored(self: Bench, asked: list[tuple[Run, float]]) -> list[StepSizeTrial]:
         found = []
         for one, rate in asked:
             noise = 0.0 if one.privacy is None else one.privacy.noise
@@ -109,7 +107,7 @@ def test_the_last_look_stays_where_scores_are_equal(more):
 def test_a_plan_is_refined_between_the_step_sizes_of_the_close_look(monkeypatch):
     """The best η₀, 0.52, lies between those that are a factor of three apart."""
 
-    def scored(self: Bench, asked: list[tuple[Setting, float]]) -> list[StepSizeTrial]:
+    def scored(self: Bench, asked: list[tuple[Run, float]]) -> list[StepSizeTrial]:
         return [
             StepSizeTrial(rate, (0.8 - 0.2 * abs(math.log(rate / 0.52)),) * 2) for _, rate in asked
         ]
@@ -240,7 +238,7 @@ def test_nothing_is_looked_at_closely_that_a_quick_look_rules_out(monkeypatch):
     """A candidate that is far behind in few rounds is not trained in many."""
     looked: list[tuple[str, Fidelity]] = []
 
-    def scored(self: Bench, asked: list[tuple[Setting, float]]) -> list[StepSizeTrial]:
+    def scored(self: Bench, asked: list[tuple[Run, float]]) -> list[StepSizeTrial]:
         looked.extend((one.algorithm.name, self.fidelity) for one, _ in asked)
         value = {scaffold_balanced().name: 0.9, fedavg().name: 0.5}
         return [StepSizeTrial(rate, (value[one.algorithm.name],)) for one, rate in asked]

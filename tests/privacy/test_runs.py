@@ -17,7 +17,7 @@ from dpscaffold import Budget, Gaussian, Logistic, Plan, fedavg, fedprox, scaffo
 from dpscaffold.algorithms import ALGORITHMS, with_momentum
 from dpscaffold.algorithms.base import Algorithm, Upload
 from dpscaffold.algorithms.fedavg import along_gradient, send_move
-from dpscaffold.config import Setting
+from dpscaffold.config import Run
 from dpscaffold.federation import Federation, Records
 from dpscaffold.privacy import Mechanism, Part, noise_seen, state
 from dpscaffold.privacy.adversary import THIRD_PARTY
@@ -93,7 +93,7 @@ PLAN = Plan(rounds=2, local_steps=2, user_ratio=1.0, data_ratio=0.5)
 def described(data: Federation, weighting: str = "uniform", **limits: object) -> Mechanism:
     privacy = Gaussian(**{"noise": 4.0, "sampling": "poisson", **limits})
     plan = PLAN.changed(weighting=weighting)
-    run = Setting(data.roster, Logistic(4, 3), fedavg(), plan, privacy).describe()
+    run = Run(data.roster, Logistic(4, 3), fedavg(), plan, privacy).describe()
     assert run is not None
     return run
 

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from dpscaffold import BadInput, Budget, Gaussian, Logistic, Plan, fedavg, synthetic, train
 from dpscaffold.cli import app
-from dpscaffold.config import Setting
+from dpscaffold.config import Run
 from dpscaffold.privacy import Ledger
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.runs.account import PrivacyAccount
@@ -263,7 +263,7 @@ def test_users_who_are_counted_again_raise_the_grant(federation, tmp_path, room)
     """A site that answered a round with fresh noise released twice: so says the file, and where it
     has no room for that, no further round runs."""
     draw = Randomness(4)
-    setting = Setting(
+    setting = Run(
         federation.roster,
         Logistic(40, 10),
         fedavg(),

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from dpscaffold import Gaussian, Plan, fedavg, train
 from dpscaffold.audit.subject import _described
 from dpscaffold.cli import app
-from dpscaffold.config import Secure, Setting, parse
+from dpscaffold.config import Run, Secure, parse
 from dpscaffold.config.budgets import joint_noises, own_noises
 from dpscaffold.data.loading import load_federation
 from dpscaffold.privacy import adversaries, epsilons_by_group, noise_seen, round_up
@@ -178,7 +178,7 @@ def test_other_mistakes_are_refused():
     named = replace(data.roster, names=("default", *data.roster.names[1:]))
     run = setting("fedavg", "logistic", "fixed", data)
     with refuses("conflicting-arguments: default"):
-        Setting(named, run.task, run.algorithm, run.plan, private({"default": 1.0}))
+        Run(named, run.task, run.algorithm, run.plan, private({"default": 1.0}))
 
 
 def test_audits_and_experiments_refuse_users_that_differ():

@@ -155,11 +155,9 @@ def test_every_epsilon_counts_what_was_lost(federation, tmp_path, ending, moment
 
 
 def described(federation, privacy):
-    from dpscaffold.config import Setting
+    from dpscaffold.config import Run
 
-    return Setting(federation.roster, Logistic(40, 10), fedavg(), PLAN, privacy).describe(
-        "1/records"
-    )
+    return Run(federation.roster, Logistic(40, 10), fedavg(), PLAN, privacy).describe("1/records")
 
 
 def halts_at_once(federation, folder, run, target, crashes):

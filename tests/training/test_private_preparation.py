@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from dpscaffold import BadInput, Budget, Gaussian, Logistic, Plan, fedavg, train
 from dpscaffold.cli import app
-from dpscaffold.config import Setting
+from dpscaffold.config import Run
 from dpscaffold.data import load_federation, preprocess
 from dpscaffold.runs.account import read_ledger
 
@@ -208,7 +208,7 @@ def test_a_mean_over_all_records_is_not_hidden_where_their_number_is(tmp_path):
     plan = Plan(rounds=2, local_steps=1, user_ratio=1.0, data_ratio=0.5)
     for neighbours, counted in (("add-remove", 1), ("zero-out", 2)):
         privacy = Gaussian(noise=NOISE, sampling="poisson", neighbours=neighbours)
-        given = Setting(data.roster, Logistic(2, 3), fedavg(), plan, privacy, Budget(delta=DELTA))
+        given = Run(data.roster, Logistic(2, 3), fedavg(), plan, privacy, Budget(delta=DELTA))
         run = given.describe()
         costs, outside = charged(data.preparation, run)
         assert len(costs) == counted and len(outside) == 2 - counted

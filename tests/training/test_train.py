@@ -25,7 +25,7 @@ from dpscaffold import (
     synthetic,
     train,
 )
-from dpscaffold.config import Setting
+from dpscaffold.config import Run
 from dpscaffold.engines.machine import pick_device
 from dpscaffold.runs.ledger import read_ledger
 from dpscaffold.training import run
@@ -205,7 +205,7 @@ def test_the_ledger_is_written_before_the_uploads_are_used(federation, tmp_path,
 def within(times):
     """A budget that lets each user take part this often."""
     roster = synthetic(alpha=2, beta=2, users=12, records=100, seed=3).roster
-    run = Setting(roster, Logistic(40, 10), fedavg(), plan(), NOISY).describe()
+    run = Run(roster, Logistic(40, 10), fedavg(), plan(), NOISY).describe()
     return Budget(user_epsilon=spent(run, times) + 1e-6)
 
 
@@ -476,7 +476,7 @@ def test_events_come_in_order_and_rounds_carry_parameters(federation, tmp_path):
 def test_a_setting_of_another_federation_is_refused(federation):
     """What is accounted is what runs: users and sizes must be the setting's."""
     other = synthetic(users=federation.users, records=33)
-    setting = Setting(federation.roster, Logistic(40, 10), fedavg(), plan(), NOISY)
+    setting = Run(federation.roster, Logistic(40, 10), fedavg(), plan(), NOISY)
     with refuses("setting-mismatch"):
         run(setting, other)
     assert run(setting, federation).ended == "completed"
@@ -484,12 +484,12 @@ def test_a_setting_of_another_federation_is_refused(federation):
 
 def test_a_run_takes_the_threads_that_it_is_given(federation):
     """As many as the hardware says, and no others are stored with it."""
-    from dpscaffold.config import Setting
+    from dpscaffold.config import Run
     from dpscaffold.engines import Hardware
     from dpscaffold.training import run
 
     before = torch.get_num_threads()
-    setting = Setting(federation.roster, Logistic(40, 10), fedavg(), plan(rounds=1))
+    setting = Run(federation.roster, Logistic(40, 10), fedavg(), plan(rounds=1))
     try:
         run(setting, federation, Hardware(threads=before + 1))
         assert torch.get_num_threads() == before + 1

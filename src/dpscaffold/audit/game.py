@@ -20,7 +20,7 @@ from dpscaffold.algorithms import Algorithm, Broadcast, Server
 from dpscaffold.audit.subject import AuditSubject, SentModel
 from dpscaffold.audit.tally import UploadTally
 from dpscaffold.audit.watching import WatchedSimulator
-from dpscaffold.config import Setting
+from dpscaffold.config import Run
 from dpscaffold.engines import Draw, Simulator, State
 from dpscaffold.engines.rounds import announced
 from dpscaffold.privacy.loss import Array
@@ -73,7 +73,7 @@ def play(
 
 
 def sent(
-    setting: Setting,
+    setting: Run,
     engine: Simulator,
     phase: Algorithm,
     draw: Draw,

@@ -24,7 +24,7 @@ from torch import Tensor
 from dpscaffold.algorithms import Algorithm, Slots, Upload
 from dpscaffold.audit.limits import one_run_epsilon
 from dpscaffold.audit.subject import AuditedRun
-from dpscaffold.config import Setting
+from dpscaffold.config import Run
 from dpscaffold.engines import Hardware, Simulator, State
 from dpscaffold.engines.fast.stacking import StackedBroadcast
 from dpscaffold.engines.participation.drawing import Row
@@ -129,7 +129,7 @@ def refuse_unfit(data: Federation) -> None:
 
 
 def place(
-    setting: Setting, data: Federation, count: int, rng: np.random.Generator
+    setting: Run, data: Federation, count: int, rng: np.random.Generator
 ) -> tuple[Federation, Canaries]:
     """The federation with some of its records turned into canaries, at most half of each user's.
 
@@ -164,7 +164,7 @@ def place(
 class _Scored(Simulator):
     """The simulator, unchanged, with every upload held against the canaries of its user."""
 
-    def __init__(self, setting: Setting, data: Federation, randomness: Randomness) -> None:
+    def __init__(self, setting: Run, data: Federation, randomness: Randomness) -> None:
         super().__init__([setting], [data], Hardware(), [randomness])
         self.scores = torch.zeros(0)
         self.held: dict[int, Tensor] = {}
@@ -242,7 +242,7 @@ class OneRunRequest:
     draw of participants, or noise that comes from a seed.
     """
 
-    setting: Setting
+    setting: Run
     federation: Federation
     run: Mechanism
     canaries: int

@@ -19,7 +19,7 @@ from dpscaffold.algorithms import Algorithm, Slots, Upload
 from dpscaffold.audit.game import Played, sent
 from dpscaffold.audit.subject import AuditSubject
 from dpscaffold.audit.tally import canary_hits, likelihood_ratio
-from dpscaffold.config import Setting
+from dpscaffold.config import Run
 from dpscaffold.config.secure import SumGrid
 from dpscaffold.engines import Draw, Hardware, Simulator
 from dpscaffold.engines.fast.stacking import StackedBroadcast
@@ -104,7 +104,7 @@ class SumAttack:
         honest = words[:, : self.members - self.colluders]
         return np.asarray(honest.sum(1, dtype=words.dtype))
 
-    def _statistics(self, subject: AuditSubject, setting: Setting, seen: Array) -> Array:
+    def _statistics(self, subject: AuditSubject, setting: Run, seen: Array) -> Array:
         """Statistics (S, n) from the honest sums (T, n), NaN where the user took no part."""
         pair, privacy = subject.pair, setting.privacy_of(0, self.members)
         assert privacy is not None

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dpscaffold.algorithms import Algorithm
 from dpscaffold.audit.canary import Pair, clipped_at, federation_of, make_pair, small
-from dpscaffold.config import Setting, load
+from dpscaffold.config import Run, load
 from dpscaffold.config.gaussian import Gaussian
 from dpscaffold.config.plan import Plan
 from dpscaffold.config.secure import Secure
@@ -84,10 +84,10 @@ class AuditSubject:
             seed=self.seed,
         )
 
-    def setting(self, federation: Federation) -> Setting:
+    def setting(self, federation: Federation) -> Run:
         """The setting of a game on these users."""
         algorithm = self.algorithm.replace(full_pass=False)
-        return Setting(
+        return Run(
             federation.roster, self.task, algorithm, self.plan, self.privacy, secure=self.secure
         )
 
@@ -151,7 +151,7 @@ class AuditedRun:
     name: str
     subject: AuditSubject
     claims: Mapping[str, Claim]
-    setting: Setting
+    setting: Run
     federation: Federation
     simulated: bool
     not_played: str = ""
@@ -195,7 +195,7 @@ def read_case(source: Path, overrides: list[str] | None = None) -> AuditedRun:
     )
 
 
-def _described(setting: Setting) -> Mechanism:
+def _described(setting: Run) -> Mechanism:
     run = setting.describe()
     if run is None:
         raise BadInput(
@@ -217,7 +217,7 @@ def _described(setting: Setting) -> Mechanism:
 
 
 def subject_of(
-    setting: Setting, run: Mechanism, federation: Federation, participations: int | None = None
+    setting: Run, run: Mechanism, federation: Federation, participations: int | None = None
 ) -> AuditSubject:
     """What plays the game: the run's task (at its smallest size), algorithm and mechanism."""
     reason = no_guarantee(run)

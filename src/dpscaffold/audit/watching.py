@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dpscaffold.algorithms import Algorithm, Slots, Upload
-from dpscaffold.config import Setting
+from dpscaffold.config import Run
 from dpscaffold.engines import Hardware, Simulator
 from dpscaffold.engines.fast.stacking import StackedBroadcast
 from dpscaffold.engines.participation.drawing import Row
@@ -36,7 +36,7 @@ class WatchedSimulator(Simulator):
 
     def __init__(
         self,
-        settings: Sequence[Setting],
+        settings: Sequence[Run],
         federations: Sequence[Federation],
         randomness: Sequence[Randomness],
         direction: Tensor,

@@ -10,7 +10,7 @@ from .reading import load as load
 from .reading import override as override
 from .reading import parse as parse
 from .reading import read_tables as read_tables
-from .run import Setting as Setting
+from .run import Run as Run
 from .secure import Secure as Secure
 from .table import ConfigTable as ConfigTable
 from .task import TaskSettings as TaskSettings

@@ -21,7 +21,7 @@ from dpscaffold.data.config import DataSettings, Synthetic
 from dpscaffold.privacy import Mechanism
 
 if TYPE_CHECKING:
-    from dpscaffold.config.run import Setting
+    from dpscaffold.config.run import Run
     from dpscaffold.federation import Federation
     from dpscaffold.federation.roster import Roster
 
@@ -68,21 +68,21 @@ class Configuration(ConfigTable):
     def _one_round(cls, tables: Any) -> Any:
         return with_one_round(tables)
 
-    def setting(self, data: Federation | Roster, planned: float | None = None) -> Setting:
+    def setting(self, data: Federation | Roster, planned: float | None = None) -> Run:
         """The run this configuration describes on those data, of which the roster is all that
         matters; solves for the noise where ε is given. ``planned`` is η₀ where
         ``learning_rate = "plan"`` (:func:`~dpscaffold.planning.asked.planned_setting`)."""
-        from dpscaffold.config.run import Setting  # its numbers are tensors
+        from dpscaffold.config.run import Run  # its numbers are tensors
         from dpscaffold.federation.roster import Roster
 
         roster, given = data if isinstance(data, Roster) else data.roster, self.privacy
         plan = self.plan if planned is None else self.plan.at_rate(planned)
         algorithm, sums = self.trains, self.secure
         if given is None:
-            return Setting(roster, self.task.build(roster.schema), algorithm, plan, secure=sums)
+            return Run(roster, self.task.build(roster.schema), algorithm, plan, secure=sums)
         mechanism, budget = given.mechanism, given.budget
         task = self.task.build(roster.schema)
-        setting = Setting(roster, task, algorithm, plan, mechanism, budget, sums)
+        setting = Run(roster, task, algorithm, plan, mechanism, budget, sums)
         return setting if given.epsilon is None else setting.calibrated(given.epsilon)
 
     @property
@@ -128,7 +128,7 @@ class Configuration(ConfigTable):
             return given
         return tuple(sorted({*given, "plan.learning_rate"}))
 
-    def resolved(self, setting: Setting) -> dict[str, Any]:
+    def resolved(self, setting: Run) -> dict[str, Any]:
         """As written to ``config.toml``: every key spelled out, the noise solved, nothing left to
         defaults."""
         tables = self.model_dump(mode="json", exclude_none=True)

@@ -7,14 +7,14 @@ import math
 import torch
 from torch import Tensor
 
-from dpscaffold.config.run import Setting
+from dpscaffold.config.run import Run
 from dpscaffold.privacy.numbers import digits_up
 
 #: One site dominates where more than this share of the noise's variance is its own.
 DOMINATES = 0.5
 
 
-def site_noise(setting: Setting) -> Tensor:
+def site_noise(setting: Run) -> Tensor:
     """The standard deviation of every site's noise as a round's mean counts it, (M,): 2Cσ_i/b_i,
     times w_i/w̄ where the mean is weighted. Zeros where nothing is noised."""
     known = setting.known(range(setting.users))
@@ -25,21 +25,21 @@ def site_noise(setting: Setting) -> Tensor:
     return (spread * weight / weight.mean())[:, 0]
 
 
-def round_noise(setting: Setting) -> float:
+def round_noise(setting: Run) -> float:
     """The standard deviation of the noise on one coordinate of a round's mean gradient, taken over
     the m participants of a round and one local step.
 
     >>> from dpscaffold import Gaussian, Logistic, Plan, fedavg, synthetic
     >>> plan = Plan(local_steps=1, user_ratio=1.0, data_ratio=1.0, weighting="records")
     >>> roster = synthetic(users=4, records=50).roster
-    >>> run = Setting(roster, Logistic(40, 10), fedavg(), plan, Gaussian(1.0, 10.0, "poisson"))
+    >>> run = Run(roster, Logistic(40, 10), fedavg(), plan, Gaussian(1.0, 10.0, "poisson"))
     >>> round(round_noise(run), 9)  # 2Cσ_g/R_i = 0.5 for each of four sites
     0.25
     """
     return math.sqrt(float(site_noise(setting).square().mean()) / setting.cohort_size)
 
 
-def dominating_site(setting: Setting) -> str | None:
+def dominating_site(setting: Run) -> str | None:
     """A sentence on the site whose noise is more than all others' together, and what helps; None
     where there is no such site. Sites with the same records as the loudest count with it."""
     if setting.privacy is None or setting.privacy.clip == "median" or setting.users < 3:
@@ -59,6 +59,6 @@ def dominating_site(setting: Setting) -> str | None:
     )
 
 
-def _name(setting: Setting, site: int) -> str:
+def _name(setting: Run, site: int) -> str:
     names = setting.roster.names
     return str(names[site]) if names else f"site {site}"

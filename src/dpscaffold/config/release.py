@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from dpscaffold.config import Configuration, Setting
+from dpscaffold.config import Configuration, Run
 from dpscaffold.config.plan import Plan
 from dpscaffold.data.prepared import Shift, Standardised
 from dpscaffold.data.tables.cells import toml_key, toml_text
@@ -34,12 +34,12 @@ def for_release(settings: Configuration, federation: Federation) -> Configuratio
     return settings.model_copy(update={"privacy": privacy.changed(secret=True)})
 
 
-def released(setting: Setting, federation: Federation, allow: Sequence[str]) -> Setting:
+def released(setting: Run, federation: Federation, allow: Sequence[str]) -> Run:
     """The same for a setting made in Python.
 
     >>> from dpscaffold import Gaussian, Logistic, Plan, fedavg, synthetic
     >>> data = synthetic(users=4, records=30)
-    >>> asked = Setting(data.roster, Logistic(40, 10), fedavg(), Plan(rounds=2, user_ratio=0.5),
+    >>> asked = Run(data.roster, Logistic(40, 10), fedavg(), Plan(rounds=2, user_ratio=0.5),
     ...                 Gaussian(noise=4.0))
     >>> made = released(asked, data, ["unprotected-preprocessing"])
     >>> made.secret, made.draw_given
@@ -59,7 +59,7 @@ def released(setting: Setting, federation: Federation, allow: Sequence[str]) -> 
     return replace(setting, privacy=setting.privacy.changed(secret=True))
 
 
-def _refuse_open_doors(setting: Setting, federation: Federation, allowed: Sequence[str]) -> None:
+def _refuse_open_doors(setting: Run, federation: Federation, allowed: Sequence[str]) -> None:
     """Say all that stands outside the promise, what to write instead, and how to overrule it."""
     reasons = [*_of_the_run(setting, allowed)]
     steps = _left_open(setting, federation)
@@ -80,7 +80,7 @@ def _refuse_open_doors(setting: Setting, federation: Federation, allowed: Sequen
     )
 
 
-def _of_the_run(setting: Setting, allowed: Sequence[str]) -> Iterator[str]:
+def _of_the_run(setting: Run, allowed: Sequence[str]) -> Iterator[str]:
     """What a release refuses of the plan and the mechanism."""
     privacy = setting.privacy
     assert privacy is not None
@@ -103,7 +103,7 @@ def _of_the_run(setting: Setting, allowed: Sequence[str]) -> Iterator[str]:
         yield "privacy.noise is 0, which protects nobody; give a noise above 0"
 
 
-def _left_open(setting: Setting, federation: Federation) -> list[Preparation]:
+def _left_open(setting: Run, federation: Federation) -> list[Preparation]:
     """The steps of a preparation that no guarantee covers. That ``init`` drafted a configuration
     is named in the statement; it cannot be undone, so it is not refused."""
     run = setting.describe()

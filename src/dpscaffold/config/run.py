@@ -52,7 +52,7 @@ from dpscaffold.tasks.ridge import ridge_task
 
 
 @dataclass(frozen=True)
-class Setting:
+class Run:
     """Everything that determines a run but the records, checked as a whole: what parties agree on.
 
     No record can be reached from here, so it can be sent, compared, accounted and calibrated by
@@ -479,7 +479,7 @@ class Setting:
             weights=self.weights.tolist() if plan.weighting == "noise" else None,
         )
 
-    def calibrated(self, epsilon: Epsilon, view: View | None = None) -> Setting:
+    def calibrated(self, epsilon: Epsilon, view: View | None = None) -> Run:
         """This setting with the smallest noise that keeps ε towards a view (the budget's), the cost
         of its data's preparation included. With a table of budgets every user has noise of its
         own."""
@@ -506,7 +506,7 @@ class Setting:
             return own_noises(run, epsilons, costs)
         return joint_noises(alike(run), epsilons, costs).noises
 
-    def with_noises(self, noises: tuple[float, ...]) -> Setting:
+    def with_noises(self, noises: tuple[float, ...]) -> Run:
         """This setting with these σ_i, or one for all."""
         assert self.privacy is not None
         several = noises if len(set(noises)) > 1 else None

@@ -20,7 +20,7 @@ SumGrid(step=0.0009765625, bits=32)
 >>> grid.restore(grid.total(grid.integers(sum(words)))).tolist()  # float64
 [5.0, -10.0]
 
-For training, :attr:`~dpscaffold.config.Setting.sums` is the :class:`SumPlan` of a run. It gives
+For training, :attr:`~dpscaffold.config.Run.sums` is the :class:`SumPlan` of a run. It gives
 each site's noise for a list of members, its integers, and the mean of a list.
 """
 

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from dpscaffold.algorithms import Algorithm, Broadcast, Known, Local, Participant, Upload
-from dpscaffold.config import Setting
+from dpscaffold.config import Run
 from dpscaffold.config.secure import SumPlan
 from dpscaffold.engines.machine import sent
 from dpscaffold.engines.state import Draw, RoundUploads
 from dpscaffold.errors import BadInput
 
 
-def mean_weights(setting: Setting, draw: Draw) -> np.ndarray:
+def mean_weights(setting: Run, draw: Draw) -> np.ndarray:
     """The weights of the active users in the mean of Δy: 1/m, or w_i/Σw_j over all drawn users,
     (active,), with w_i = R_i or by noise."""
     if setting.plan.weighting == "uniform":
@@ -51,7 +51,7 @@ def _added(total: Tensor, weights: Tensor, rows: Sequence[Tensor]) -> Tensor:
 class Aggregate:
     """A round's mean upload in the making, part by part as uploads come in."""
 
-    def __init__(self, setting: Setting, draw: Draw, x: Tensor) -> None:
+    def __init__(self, setting: Run, draw: Draw, x: Tensor) -> None:
         self.users, self.algorithm = setting.users, setting.algorithm
         weights = mean_weights(setting, draw).tolist()
         self.weights = dict(zip(draw.active.tolist(), weights, strict=True))
@@ -93,7 +93,7 @@ class ClippedAggregate(Aggregate):
     divided by M as usual: c stays the mean of the users' c_i.
     """
 
-    def __init__(self, setting: Setting, draw: Draw, x: Tensor) -> None:
+    def __init__(self, setting: Run, draw: Draw, x: Tensor) -> None:
         super().__init__(setting, draw, x)
         self._moves: list[Tensor] = []
 
@@ -134,7 +134,7 @@ class SecureAggregate:
     """
 
     def __init__(
-        self, setting: Setting, sums: SumPlan, draw: Draw, broadcast: Broadcast, phase: Algorithm
+        self, setting: Run, sums: SumPlan, draw: Draw, broadcast: Broadcast, phase: Algorithm
     ) -> None:
         self.setting, self.sums, self.draw = setting, sums, draw
         self.broadcast, self.phase = broadcast, phase
@@ -165,9 +165,7 @@ class SecureAggregate:
         return RoundUploads(made, tuple(self.arrived))
 
 
-def upload_of_mean(
-    setting: Setting, phase: Algorithm, broadcast: Broadcast, mean: Tensor
-) -> Upload:
+def upload_of_mean(setting: Run, phase: Algorithm, broadcast: Broadcast, mean: Tensor) -> Upload:
     """The mean upload of a round of one step, from the mean of its noised gradients (P,) float64.
 
     It is what one participant with that gradient would send: uploads are linear in the gradient.
@@ -181,7 +179,7 @@ def upload_of_mean(
 
 
 def new_aggregate(
-    setting: Setting, draw: Draw, broadcast: Broadcast, phase: Algorithm
+    setting: Run, draw: Draw, broadcast: Broadcast, phase: Algorithm
 ) -> Aggregate | SecureAggregate:
     """What adds up a round's uploads."""
     if setting.sums is not None:
@@ -191,7 +189,7 @@ def new_aggregate(
 
 
 def aggregate(
-    setting: Setting,
+    setting: Run,
     draw: Draw,
     broadcast: Broadcast,
     uploads: Iterable[tuple[Sequence[int], Upload]],

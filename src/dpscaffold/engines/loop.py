@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from dpscaffold.algorithms import Algorithm, Broadcast, Known, Local, Participant, Slots, Upload
-from dpscaffold.config import Gaussian, Setting
+from dpscaffold.config import Gaussian, Run
 from dpscaffold.engines.aggregate import aggregate
 from dpscaffold.engines.machine import Hardware
 from dpscaffold.engines.memories import Memories
@@ -34,7 +34,7 @@ class Loop:
 
     def __init__(
         self,
-        setting: Setting,
+        setting: Run,
         federation: Federation,
         hardware: Hardware | None = None,
         randomness: Randomness | None = None,

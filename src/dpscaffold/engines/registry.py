@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dpscaffold.config import Setting
+from dpscaffold.config import Run
 from dpscaffold.engines.loop import Loop
 from dpscaffold.engines.machine import Hardware
 from dpscaffold.engines.simulator import Simulator
@@ -14,13 +14,13 @@ from dpscaffold.randomness.streams import Randomness
 
 
 def _simulator(
-    setting: Setting, federation: Federation, hardware: Hardware, randomness: Randomness
+    setting: Run, federation: Federation, hardware: Hardware, randomness: Randomness
 ) -> Engine:
     return Simulator([setting], [federation], hardware, [randomness])
 
 
 #: Each is made of a setting, its federation, the hardware and the streams.
-ENGINES: dict[str, Callable[[Setting, Federation, Hardware, Randomness], Engine]] = {
+ENGINES: dict[str, Callable[[Run, Federation, Hardware, Randomness], Engine]] = {
     "simulator": _simulator,
     "loop": Loop,
 }

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dpscaffold.algorithms import Algorithm, Broadcast, Cohort, Known, Slots
-from dpscaffold.config import Setting
+from dpscaffold.config import Run
 from dpscaffold.engines import (
     Draw,
     Engine,
@@ -44,15 +44,13 @@ class FinishedRound:
     state: State
 
 
-def rounds(
-    setting: Setting, engine: Engine, drawing: Drawing, state: State
-) -> Iterator[FinishedRound]:
+def rounds(setting: Run, engine: Engine, drawing: Drawing, state: State) -> Iterator[FinishedRound]:
     """The rounds that are left of one run, each yielded when it is done.
 
     >>> from dpscaffold import Logistic, Plan, fedavg, synthetic
     >>> from dpscaffold.engines import Loop
     >>> data = synthetic(users=5, records=20)
-    >>> setting = Setting(data.roster, Logistic(40, 10), fedavg(), Plan(rounds=2, local_steps=3))
+    >>> setting = Run(data.roster, Logistic(40, 10), fedavg(), Plan(rounds=2, local_steps=3))
     >>> loop, start = Loop(setting, data), State.initial(setting, torch.device("cpu"))
     >>> drawing = plain_draws(setting, loop.randomness)
     >>> [done.state.round for done in rounds(setting, loop, drawing, start)]
@@ -63,7 +61,7 @@ def rounds(
 
 
 def stacked_rounds(
-    settings: Sequence[Setting],
+    settings: Sequence[Run],
     engine: StackedEngine,
     drawings: Sequence[Drawing],
     states: list[State],
@@ -100,7 +98,7 @@ def stacked_rounds(
 
 
 def announced(
-    setting: Setting, state: State, draw: Draw, memories: Memories, phase: Algorithm
+    setting: Run, state: State, draw: Draw, memories: Memories, phase: Algorithm
 ) -> Broadcast:
     """What the server sends to the participants of the next round: x and what is announced."""
     server, number = state.server, state.round + 1
@@ -114,7 +112,7 @@ class DrawnCohort:
     """The participants of a round as a :class:`~dpscaffold.algorithms.Cohort`: what an algorithm
     asks about them is looked up then."""
 
-    setting: Setting
+    setting: Run
     draw: Draw
     held: Memories
     mirrored: bool
@@ -153,7 +151,7 @@ class DrawnCohort:
         return self.held.seen(self.users)
 
 
-def plain_draws(setting: Setting, randomness: Randomness) -> Drawing:
+def plain_draws(setting: Run, randomness: Randomness) -> Drawing:
     """⌊lM⌋ of the users, from the run's own stream; everybody drawn takes part."""
 
     def draw(round: int) -> Draw:

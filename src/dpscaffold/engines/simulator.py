@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 
 from dpscaffold.algorithms import Algorithm, Broadcast, Slots, Upload
-from dpscaffold.config import Setting
+from dpscaffold.config import Run
 from dpscaffold.engines.aggregate import new_aggregate
 from dpscaffold.engines.fast.shards import Shards
 from dpscaffold.engines.fast.stacking import (
@@ -56,7 +56,7 @@ class Simulator:
 
     def __init__(
         self,
-        settings: Sequence[Setting],
+        settings: Sequence[Run],
         federations: Sequence[Federation],
         hardware: Hardware | None = None,
         randomness: Sequence[Randomness] | None = None,
@@ -93,7 +93,7 @@ class Simulator:
         rows = sum(setting.cohort_size for setting in self.settings)
         return min(self.worker.fitting_chunk(), max(1, rows))
 
-    def fresh_memories(self, setting: Setting) -> Memories:
+    def fresh_memories(self, setting: Run) -> Memories:
         """Nobody seen yet."""
         return Memories(setting.algorithm.remembers, setting.task.parameters, self.device)
 

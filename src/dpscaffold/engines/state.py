@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dpscaffold.algorithms import Algorithm, Broadcast, Server, Upload
-from dpscaffold.config import Setting
+from dpscaffold.config import Run
 from dpscaffold.engines.memories import Memories
 
 
@@ -30,7 +30,7 @@ class State:
     averaged: int = 0
 
     @classmethod
-    def initial(cls, setting: Setting, device: torch.device) -> State:
+    def initial(cls, setting: Run, device: torch.device) -> State:
         """x⁰, and zero in every slot that the algorithm keeps."""
         params = setting.task.initial(setting.plan.public_seed).to(device)
         slots: dict[str, Tensor] = {}
@@ -48,7 +48,7 @@ class State:
         """The model to hand out: the averaged iterate where there is one, else x^t."""
         return self.average if self.averaged else self.params
 
-    def moved(self, server: Server, setting: Setting) -> State:
+    def moved(self, server: Server, setting: Run) -> State:
         """The next round's state; x^round counts into the average where the plan says so."""
         moved = replace(self, round=self.round + 1, server=server)
         if moved.round < setting.averaged_from:
@@ -57,7 +57,7 @@ class State:
         average = running_average(self.average, server.params, count)
         return replace(moved, averaged=count, average=average)
 
-    def under(self, setting: Setting) -> State:
+    def under(self, setting: Run) -> State:
         """This state in a plan that may have been given more rounds since: where the average now
         begins later than the rounds that are done, it begins again.
 

@@ -23,7 +23,7 @@ from flwr.serverapp.strategy import Strategy as FlowerStrategy
 from torch import nn
 
 from dpscaffold.algorithms import Algorithm, Broadcast, scaffold
-from dpscaffold.config import AlgorithmSettings, Setting
+from dpscaffold.config import AlgorithmSettings, Run
 from dpscaffold.config.gaussian import Gaussian
 from dpscaffold.config.plan import Plan
 from dpscaffold.deployment.protocol.agreement import Offer, offer_of
@@ -108,7 +108,7 @@ class _Enrolled:
     run: str
     nodes: tuple[int, ...]
     sizes: tuple[int, ...]
-    setting: Setting
+    setting: Run
     state: State
     memories: Memories
     #: The round that is under way.
@@ -383,7 +383,7 @@ class Strategy(FlowerStrategy):  # type: ignore[misc]
     def _begun(self, run: str, nodes: tuple[int, ...], sizes: tuple[int, ...]) -> _Enrolled:
         """A run of these clients, at its start."""
         enrolled = EnrolledRun(run, {}, tuple(map(str, nodes)), "", sizes)
-        setting = Setting(
+        setting = Run(
             roster_of(self.offer, enrolled),
             self.task,
             self.offer.build_algorithm(),

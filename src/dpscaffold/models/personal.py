@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from dpscaffold.algorithms.mean_regularised import given_out
-from dpscaffold.config import Setting
+from dpscaffold.config import Run
 from dpscaffold.data.tables.codec import read_labels
 from dpscaffold.data.tables.rows import coding_of
 from dpscaffold.engines.memories import Memories
@@ -85,7 +85,7 @@ def noised_personal(model: Model, params: Tensor, site: str) -> Model:
     return replace(model, params=params, preparation=preparation, origin=origin)
 
 
-def own_models(setting: Setting, memories: Memories, common: Tensor) -> Tensor | None:
+def own_models(setting: Run, memories: Memories, common: Tensor) -> Tensor | None:
     """The users' own parameters (M, P) after a run that trains them; x for users that never took
     part. None where the run trains none."""
     if "personal" not in setting.algorithm.remembers:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from dpscaffold.checks import floor_share
-from dpscaffold.config import Setting
+from dpscaffold.config import Run
 from dpscaffold.data.loading import load_federation
 from dpscaffold.federation import Federation
 from dpscaffold.paper.archive import Archive
@@ -186,7 +186,7 @@ def run_cases(
         tell(StackDone(stack.title, number, len(stacks), stack.work, seconds))
 
 
-def _setting(case: Case, federation: Federation) -> Setting:
+def _setting(case: Case, federation: Federation) -> Run:
     return solved_noise(case, federation.roster).settings.setting(federation)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from statistics import median_low
 
-from dpscaffold.config import Configuration, FactsSettings, Setting
+from dpscaffold.config import Configuration, FactsSettings, Run
 from dpscaffold.config.budgets import DEFAULT
 from dpscaffold.config.plan import Plan
 from dpscaffold.errors import BadInput
@@ -18,7 +18,7 @@ from dpscaffold.planning.surrogate import SurrogateAssumptions
 from dpscaffold.planning.trial import choose_rate
 
 
-def planned_setting(settings: Configuration, federation: Federation) -> Setting:
+def planned_setting(settings: Configuration, federation: Federation) -> Run:
     """The run that a configuration describes on a federation, with η₀ planned where that is asked,
     from the roster's public facts alone."""
     if settings.plan.learning_rate != "plan":
@@ -28,7 +28,7 @@ def planned_setting(settings: Configuration, federation: Federation) -> Setting:
     return replace(setting, plan=settings.plan.at_rate(planned_rate(setting, settings.facts)))
 
 
-def planned_rate(setting: Setting, facts: FactsSettings | None) -> float:
+def planned_rate(setting: Run, facts: FactsSettings | None) -> float:
     """η₀ of this run: by the formula of noisy gradient descent where the run is that, else chosen
     on surrogates. The roster's sizes and schema are all that is used of the data, with γ and, where
     ``[facts]`` says it, the norm of a row."""

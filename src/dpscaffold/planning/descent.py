@@ -22,7 +22,7 @@ import math
 
 from dpscaffold.algorithms.fedavg import add_mean_move, along_gradient, send_move
 from dpscaffold.algorithms.fedprox import Proximal
-from dpscaffold.config import Setting
+from dpscaffold.config import Run
 from dpscaffold.config.noise import round_noise
 from dpscaffold.tasks import Linear
 
@@ -34,7 +34,7 @@ CURVATURE = {"softmax": 0.5, "logistic": 0.25, "labels": 0.25, "squared": 1.0, "
 MOST_NOISE = {"class": 0.75, "labels": 0.75, "number": 0.25}
 
 
-def descent_rate(setting: Setting, norm: float | None) -> float | None:
+def descent_rate(setting: Run, norm: float | None) -> float | None:
     """η₀ of a run that is noisy gradient descent with rows of at most this norm; None where it is
     not: several local steps, controls or momentum, a network, rows of any norm, no noise.
 
@@ -42,7 +42,7 @@ def descent_rate(setting: Setting, norm: float | None) -> float | None:
     >>> plan = Plan(local_steps=1, user_ratio=1.0, data_ratio=1.0, weighting="records")
     >>> roster = synthetic(users=10, records=50).roster
     >>> task, noise = Logistic(40, 10), Gaussian(1.4, 10.0, "poisson")
-    >>> descent_rate(Setting(roster, task, fedavg(), plan, noise), norm=1.0)
+    >>> descent_rate(Run(roster, task, fedavg(), plan, noise), norm=1.0)
     0.24
     """
     if norm is None or not _is_descent(setting):
@@ -57,7 +57,7 @@ def descent_rate(setting: Setting, norm: float | None) -> float | None:
     return float(f"{step * plan.data_ratio / plan.server_rate:.2g}")
 
 
-def _is_descent(setting: Setting) -> bool:
+def _is_descent(setting: Run) -> bool:
     """Whether a round is one noisy gradient step of a linear model."""
     algorithm, privacy = setting.algorithm, setting.privacy
     if privacy is None or privacy.noise == 0 or privacy.clip == "median":

@@ -6,14 +6,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from dpscaffold.config import Setting
+from dpscaffold.config import Run
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy import epsilon as epsilon_of
 from dpscaffold.privacy import no_guarantee
 from dpscaffold.privacy.mechanism import MOST_NOISE
 
 
-def unmet(settings: Sequence[Setting], epsilon: float, error: BadInput) -> BadInput:
+def unmet(settings: Sequence[Run], epsilon: float, error: BadInput) -> BadInput:
     """The refusal of an ε that no noise gives any of these candidates, in one sentence: what was
     asked, why the first fails, and the least ε that one of them meets."""
     first = settings[0]
@@ -31,7 +31,7 @@ def unmet(settings: Sequence[Setting], epsilon: float, error: BadInput) -> BadIn
     )
 
 
-def least_epsilon(settings: Sequence[Setting]) -> float | None:
+def least_epsilon(settings: Sequence[Run]) -> float | None:
     """The smallest ε that the most noise gives one of these, rounded up to four digits; None where
     their bound says nothing."""
     found = [value for one in settings if (value := _spent_with_most_noise(one))]
@@ -41,7 +41,7 @@ def least_epsilon(settings: Sequence[Setting]) -> float | None:
     return math.ceil(min(found) * scale) / scale
 
 
-def _spent_with_most_noise(setting: Setting) -> float | None:
+def _spent_with_most_noise(setting: Run) -> float | None:
     """ε of this run with the most noise that is ever solved for; None where its bound says
     nothing."""
     run = setting.describe()

@@ -18,7 +18,7 @@ import torch
 from dpscaffold.algorithms import ALGORITHMS, Algorithm, Cohort, Known, Server
 from dpscaffold.algorithms.registry import RIVALS
 from dpscaffold.checks import choice, least_ratio
-from dpscaffold.config import Setting
+from dpscaffold.config import Run
 from dpscaffold.config.budget import Budget, View
 from dpscaffold.config.gaussian import Gaussian
 from dpscaffold.config.plan import Plan, Weighting
@@ -140,7 +140,7 @@ class Recommendation:
 
     facts: Facts
     goal: Goal
-    setting: Setting
+    setting: Run
     choice: Choice
     tried: tuple[Choice, ...]
     public: float
@@ -234,7 +234,7 @@ def _warm_rounds(algorithm: Algorithm, plan: Plan, share: float) -> int:
     return round(4 / share) if plan.warm_rounds is None else plan.warm_rounds
 
 
-def _candidates(facts: Facts, goal: Goal, limits: Limits, preset: Preset) -> list[Setting]:
+def _candidates(facts: Facts, goal: Goal, limits: Limits, preset: Preset) -> list[Run]:
     """Every algorithm and K with all the rounds that one can afford; with secure sums too where
     they are available."""
     share = limits.share(facts.users)
@@ -257,7 +257,7 @@ def _of_algorithm(
     preset: Preset,
     algorithm: Algorithm,
     secure: Secure | None,
-) -> list[Setting]:
+) -> list[Run]:
     """The candidates of one algorithm. Secure sums that are merely available are left out where
     they are not proved, or where too few take part."""
     share, ratio = limits.share(facts.users), least_batch_ratio(facts.sizes, preset.data_ratio)
@@ -283,10 +283,10 @@ def _setting(
     algorithm: Algorithm,
     plan: Plan,
     secure: Secure | None,
-) -> Setting:
+) -> Run:
     """A candidate, its noise not solved for yet."""
     clip, task = preset.clip or 1.0, preset.task or default_task(facts)
-    return Setting(
+    return Run(
         replace(facts.roster, declared=preset.declared),
         task,
         algorithm,
@@ -342,7 +342,7 @@ def _enough_participants(users: int, rounds: int) -> int | None:
     return next((m for m in range(1, users + 1) if round(4 * users / m) < rounds), None)
 
 
-def _solved(settings: Sequence[Setting], epsilon: float) -> list[Setting]:
+def _solved(settings: Sequence[Run], epsilon: float) -> list[Run]:
     """Those that can keep ε, with their noise; where none can, the first says why."""
     found, refused = [], []
     for setting in settings:
@@ -363,7 +363,7 @@ def default_task(facts: Facts) -> Task:
     return Linear(facts.features, 1, LOSSES["squared"])
 
 
-def numbers_sent(setting: Setting) -> tuple[int, int]:
+def numbers_sent(setting: Run) -> tuple[int, int]:
     """How many numbers one participant is sent in a round, and sends back."""
     algorithm, length = setting.algorithm, setting.task.parameters
     slots = {name: torch.zeros(1) for name in algorithm.keeps}

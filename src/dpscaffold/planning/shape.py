@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from dpscaffold.config import Setting
+from dpscaffold.config import Run
 from dpscaffold.tasks import Linear, Logistic, Mlp, Task
 
 #: Users, participants, records in a batch and steps of a surrogate, at most.
@@ -78,7 +78,7 @@ class Shape:
     classes: int
 
     @classmethod
-    def of(cls, setting: Setting, fidelity: Fidelity | None = None) -> Shape:
+    def of(cls, setting: Run, fidelity: Fidelity | None = None) -> Shape:
         """That of the setting's surrogate: its own numbers, or the most that is tried."""
         fidelity = fidelity or Fidelity()
         share, schema = setting.cohort_size / setting.users, setting.roster.schema
@@ -98,19 +98,19 @@ class Shape:
         rounds = warm + min(setting.plan.rounds - setting.warm_rounds, longest)
         return cls(users, cohort_size, records, batch, steps, rounds, warm, features, classes)
 
-    def stretch(self, setting: Setting) -> float:
+    def stretch(self, setting: Run) -> float:
         """κ: rounds of the real run that one of the surrogate's represents."""
         return (setting.plan.rounds - setting.warm_rounds) / (self.rounds - self.warm_rounds)
 
-    def crowd(self, setting: Setting) -> float:
+    def crowd(self, setting: Run) -> float:
         """c/c': classes of the real run that one of the surrogate's represents."""
         return len(setting.roster.schema.target.classes) / self.classes if self.classes else 1.0
 
-    def pace(self, setting: Setting) -> float:
+    def pace(self, setting: Run) -> float:
         """η₀ of the surrogate over that of the real run, at the same s."""
         return self.stretch(setting) / self.crowd(setting)
 
-    def task(self, setting: Setting) -> Task:
+    def task(self, setting: Run) -> Task:
         """The setting's task, with the surrogate's features and classes."""
         schema = setting.roster.schema
         if (self.features, self.classes) == (schema.dimension, len(schema.target.classes)):
@@ -128,11 +128,11 @@ class Shape:
             task, features=self.features, outputs=self.classes if fewer else task.outputs
         )
 
-    def smaller_than(self, setting: Setting) -> str:
+    def smaller_than(self, setting: Run) -> str:
         """What was made smaller, as sentences; empty where nothing was."""
         return " ".join(part for part in (self._fewer(setting), *self._shorter(setting)) if part)
 
-    def _fewer(self, setting: Setting) -> str:
+    def _fewer(self, setting: Run) -> str:
         whole = (setting.users, setting.cohort_size, setting.plan.local_steps)
         if (self.users, self.cohort_size, self.steps) == whole and self.batch >= int(
             setting.batch_sizes.max()
@@ -146,7 +146,7 @@ class Shape:
             f"noise is scaled so that a round's mean has the noise of the real one."
         )
 
-    def _shorter(self, setting: Setting) -> list[str]:
+    def _shorter(self, setting: Run) -> list[str]:
         found, schema = [], setting.roster.schema
         if self.rounds < setting.plan.rounds:
             found.append(

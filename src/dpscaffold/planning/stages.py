@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from dpscaffold.algorithms.registry import RIVALS
-from dpscaffold.config import Setting
+from dpscaffold.config import Run
 from dpscaffold.planning.shape import Fidelity
 from dpscaffold.planning.trial import (
     SEEDS,
@@ -62,7 +62,7 @@ class PlanSearch:
     def _close(self, title: str) -> Bench:
         return replace(self.bench, fidelity=CLOSE_LOOK, title=title)
 
-    def compared(self, settings: Sequence[Setting]) -> list[Choice]:
+    def compared(self, settings: Sequence[Run]) -> list[Choice]:
         """Every candidate after a quick look, the promising ones after a close one."""
         found = self._rates(settings)
         near = promising(found)
@@ -71,7 +71,7 @@ class PlanSearch:
         close = [replace(one, cautious=True) for one in tried]
         return close + [one for one in found if one not in near]
 
-    def _rates(self, settings: Sequence[Setting]) -> list[Choice]:
+    def _rates(self, settings: Sequence[Run]) -> list[Choice]:
         """The best η₀ of every candidate at a quick look, within a factor of three."""
         quick = self._quick("trying step sizes")
         asked = [(one, first_rates(one, QUICK_LOOK, COARSE)) for one in settings]
@@ -145,7 +145,7 @@ def merged(one: Choice, other: Choice) -> Choice:
     return at_rate(replace(one, trials=tuple(trials[rate] for rate in sorted(trials))))
 
 
-def noise_free(setting: Setting) -> Setting:
+def noise_free(setting: Run) -> Run:
     """The same run without privacy, in which sizes need not be declared."""
     roster = replace(setting.roster, declared=False)
     return replace(setting, roster=roster, privacy=None, secure=None)

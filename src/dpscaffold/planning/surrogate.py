@@ -27,7 +27,7 @@ from typing import Literal
 
 import numpy as np
 
-from dpscaffold.config import Setting
+from dpscaffold.config import Run
 from dpscaffold.config.gaussian import Gaussian
 from dpscaffold.data.partition import similarity
 from dpscaffold.errors import BadInput
@@ -103,7 +103,7 @@ def kinds(guess: SurrogateAssumptions, classes: int, seeds: Sequence[int]) -> li
 
 
 def surrogate(
-    setting: Setting,
+    setting: Run,
     guess: SurrogateAssumptions,
     separation: float,
     seed: int = 0,
@@ -113,7 +113,7 @@ def surrogate(
 
     >>> from dpscaffold import Logistic, Plan, scaffold, synthetic
     >>> roster = synthetic(users=40, records=50).roster
-    >>> public = Setting(roster, Logistic(40, 10), scaffold(), Plan())
+    >>> public = Run(roster, Logistic(40, 10), scaffold(), Plan())
     >>> surrogate(public, SurrogateAssumptions(), 0.5)
     Federation(surrogate: 40 users, 40 train records each, 40 features, 10 classes)
     """
@@ -228,19 +228,19 @@ class SurrogateSetting:
     """A setting as its surrogates run it: their shape, the task with their columns, and noise that
     does to a run of theirs what the setting's does to the real one."""
 
-    setting: Setting
+    setting: Run
     shape: Shape
     task: Task
     privacy: Gaussian | None
 
     @classmethod
-    def of(cls, setting: Setting, fidelity: Fidelity | None = None) -> SurrogateSetting:
+    def of(cls, setting: Run, fidelity: Fidelity | None = None) -> SurrogateSetting:
         """Worked out once for all step sizes and surrogates."""
         shape = Shape.of(setting, fidelity)
         privacy = None if setting.privacy is None else _noised(setting, shape, setting.privacy)
         return cls(setting, shape, shape.task(setting), privacy)
 
-    def on(self, stand_in: Federation, rate: float, seed: int = 0) -> Setting:
+    def on(self, stand_in: Federation, rate: float, seed: int = 0) -> Run:
         """The run on one surrogate that represents the setting's with η₀ = ``rate``: C and the
         distance of all rounds stay, and so does the noise that they gather."""
         setting, shape = self.setting, self.shape
@@ -259,10 +259,10 @@ class SurrogateSetting:
             seed=seed,
         )
         algorithm = setting.algorithm.replace(full_pass=False)
-        return Setting(stand_in.roster, self.task, algorithm, plan, self.privacy)
+        return Run(stand_in.roster, self.task, algorithm, plan, self.privacy)
 
 
-def _noised(setting: Setting, shape: Shape, privacy: Gaussian) -> Gaussian:
+def _noised(setting: Run, shape: Shape, privacy: Gaussian) -> Gaussian:
     """v/(mK) of a round's mean in every coordinate, v = (2Cσ_g/b)² on average over users (with a
     user as unit, (2Cσ_g)²), is that of the real run, divided by κ and multiplied by (c/c')². A mean
     with weights hears a user's noise w_i/w̄ times as loud."""

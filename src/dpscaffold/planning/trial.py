@@ -9,7 +9,7 @@ from statistics import fmean
 
 import torch
 
-from dpscaffold.config import Setting
+from dpscaffold.config import Run
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
 from dpscaffold.planning.shape import Fidelity, Shape
@@ -127,7 +127,7 @@ class Choice:
     """What was tried for one setting, in the order of η₀. ``cautious`` chooses by the
     one-standard-error rule, unless the η₀ is ``settled``."""
 
-    setting: Setting
+    setting: Run
     trials: tuple[StepSizeTrial, ...]
     cautious: bool = False
     settled: float | None = None
@@ -174,7 +174,7 @@ class Choice:
 
 
 def choose_rates(
-    settings: Sequence[Setting],
+    settings: Sequence[Run],
     guess: SurrogateAssumptions,
     rates: Sequence[float] | None = None,
     widen: bool = True,
@@ -191,7 +191,7 @@ def choose_rates(
 
 
 def first_rates(
-    setting: Setting, fidelity: Fidelity | None = None, rates: Sequence[float] = RATES
+    setting: Run, fidelity: Fidelity | None = None, rates: Sequence[float] = RATES
 ) -> list[float]:
     """The η₀ to begin with: ``rates`` where the surrogate has the rounds and the classes of the
     setting, else those that are as much on it."""
@@ -200,7 +200,7 @@ def first_rates(
 
 
 def search(
-    asked: Sequence[tuple[Setting, Sequence[float]]], bench: Bench, widen: bool = True
+    asked: Sequence[tuple[Run, Sequence[float]]], bench: Bench, widen: bool = True
 ) -> list[Choice]:
     """The best η₀ of every setting among rates of its own, all of them at once; with ``widen`` one
     more follows at an end where the best lies, wave by wave.
@@ -232,7 +232,7 @@ def _run_wave(searches: Sequence[_StepSizeSearch], bench: Bench) -> None:
 class _StepSizeSearch:
     """The search of one setting's η₀: the rates ``wanted`` next, and those to look ``ahead`` at."""
 
-    setting: Setting
+    setting: Run
     wanted: list[float]
     ahead: list[float]
     known: dict[float, StepSizeTrial] = field(default_factory=dict)
@@ -266,14 +266,14 @@ def _beyond(rates: Sequence[float]) -> list[float]:
 
 
 def choose_rate(
-    setting: Setting, guess: SurrogateAssumptions, device: torch.device | str = "cpu"
+    setting: Run, guess: SurrogateAssumptions, device: torch.device | str = "cpu"
 ) -> Choice:
     """The best η₀ of one setting.
 
     >>> from dpscaffold import Gaussian, Logistic, Plan, scaffold, synthetic
     >>> roster = synthetic(users=10, records=40).roster
     >>> plan = Plan(rounds=8, local_steps=2, regularisation=0.0)
-    >>> public = Setting(roster, Logistic(40, 10), scaffold(), plan, Gaussian(1.0, 1.0))
+    >>> public = Run(roster, Logistic(40, 10), scaffold(), plan, Gaussian(1.0, 1.0))
     >>> len(choose_rate(public, SurrogateAssumptions()).trials) >= len(RATES)
     True
     """
@@ -298,7 +298,7 @@ class Bench:
         do, however wide it is, and one after it takes that long again."""
         return self.device.type == "cuda"
 
-    def run(self, asked: Sequence[tuple[Setting, float]]) -> list[StepSizeTrial]:
+    def run(self, asked: Sequence[tuple[Run, float]]) -> list[StepSizeTrial]:
         """One trial for each (setting, η₀)."""
         runs, data, owner = self._runs(asked)
         scores: list[list[float]] = [[] for _ in asked]
@@ -310,14 +310,14 @@ class Bench:
             for k, (one, rate) in enumerate(asked)
         ]
 
-    def _own_models(self, setting: Setting) -> int:
+    def _own_models(self, setting: Run) -> int:
         """How many of the surrogates have users with models of their own."""
         classes = setting.roster.schema.target.classes
         return len(self.seeds) if self.guess.own_models and classes else 0
 
     def _runs(
-        self, asked: Sequence[tuple[Setting, float]]
-    ) -> tuple[list[Setting], list[Federation], list[int]]:
+        self, asked: Sequence[tuple[Run, float]]
+    ) -> tuple[list[Run], list[Federation], list[int]]:
         """The runs on all surrogates, their data, and which of ``asked`` each belongs to."""
         runs, data, owner = [], [], []
         reduced = {
@@ -345,7 +345,7 @@ class Bench:
             )
         return self.stand_ins[key]
 
-    def _train(self, runs: list[Setting], data: list[Federation]) -> list[Outcome]:
+    def _train(self, runs: list[Run], data: list[Federation]) -> list[Outcome]:
         """What became of every run."""
         outcomes: dict[int, Outcome] = {}
         kind, most = self.device.type, max((run.task.parameters for run in runs), default=1)
@@ -365,7 +365,7 @@ class Bench:
         return [outcomes[k] for k in range(len(runs))]
 
 
-def _choice(setting: Setting, trials: dict[float, StepSizeTrial]) -> Choice:
+def _choice(setting: Run, trials: dict[float, StepSizeTrial]) -> Choice:
     ordered = tuple(trials[rate] for rate in sorted(trials))
     choice = Choice(setting, ordered)
     plan = setting.plan.changed(learning_rate=choice.rate)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from dpscaffold.atomic import write_text
-from dpscaffold.config import Setting
+from dpscaffold.config import Run
 from dpscaffold.config.budget import Budget
 from dpscaffold.engines import Draw
 from dpscaffold.errors import BadInput
@@ -70,7 +70,7 @@ class PrivacyAccount:
     count from there, and in the ledger from 1.
     """
 
-    def __init__(self, setting: Setting, before: int = 0) -> None:
+    def __init__(self, setting: Run, before: int = 0) -> None:
         self.setting, self.before = setting, before
         budget = self.budget = setting.budget
         planned = self._planned = setting.plan.planned - before

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from dpscaffold.config import Setting
+from dpscaffold.config import Run
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy import Cost, Ledger, Mechanism, adversaries, epsilon
 from dpscaffold.privacy.numbers import largest_count
@@ -42,7 +42,7 @@ class Prices:
     """What a plan costs, before it runs: a function of public numbers and the plan's seed."""
 
     def __init__(
-        self, setting: Setting, run: Mechanism, costs: Sequence[Cost], user_epsilon: float | None
+        self, setting: Run, run: Mechanism, costs: Sequence[Cost], user_epsilon: float | None
     ) -> None:
         self._setting, self._run, self._costs = setting, run, tuple(costs)
         self._user_epsilon = user_epsilon
@@ -89,7 +89,7 @@ class BudgetReservation:
     def __init__(
         self,
         path: str,
-        setting: Setting,
+        setting: Run,
         run: Mechanism,
         costs: Sequence[Cost],
         user_epsilon: float | None,

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ConfigDict, Field, ValidationError
 
 from dpscaffold.algorithms import ALGORITHMS, ITERATIVE
-from dpscaffold.config import AlgorithmSettings, ConfigTable, Setting, TaskSettings
+from dpscaffold.config import AlgorithmSettings, ConfigTable, Run, TaskSettings
 from dpscaffold.config.gaussian import Gaussian
 from dpscaffold.config.plan import Plan
 from dpscaffold.config.secure import Secure, SumGrid
@@ -68,7 +68,7 @@ class SumsPlan:
 
     offer: Offer
     sums: SumsSettings
-    setting: Setting
+    setting: Run
 
     @property
     def members(self) -> tuple[str, ...]:

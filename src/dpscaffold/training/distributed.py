@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import dpscaffold
-from dpscaffold.config import Setting
+from dpscaffold.config import Run
 from dpscaffold.engines import Engine, Hardware
 from dpscaffold.engines.fast.ranked import RankedSimulator
 from dpscaffold.engines.launcher import VARIABLES, launched_ranks
@@ -150,7 +150,7 @@ def together(ranks: Ranks | None) -> Iterator[None]:
     ranks.close()
 
 
-def check_same(ranks: Ranks, setting: Setting, federation: Federation, more: object) -> None:
+def check_same(ranks: Ranks, setting: Run, federation: Federation, more: object) -> None:
     """Refuse ranks that do not run the same thing; ``more`` is what else must agree."""
     if ranks.count > setting.users:
         raise BadInput(
@@ -258,7 +258,7 @@ class RankedRun(RunInProgress):
     def on(
         cls,
         ranks: Ranks,
-        setting: Setting,
+        setting: Run,
         federation: Federation,
         hardware: Hardware,
         engine: str,

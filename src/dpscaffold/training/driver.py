@@ -16,7 +16,7 @@ from functools import partial
 
 import torch
 
-from dpscaffold.config import Setting
+from dpscaffold.config import Run
 from dpscaffold.engines import Engine, State
 from dpscaffold.engines.memories import slot_metrics
 from dpscaffold.engines.rounds import FinishedRound, rounds
@@ -64,7 +64,7 @@ class RunDriver:
 
     def __init__(
         self,
-        setting: Setting,
+        setting: Run,
         folder: RunFolder | None,
         tell: Listener = silence,
         before: int = 0,

@@ -11,7 +11,7 @@ from typing import Any
 
 from dpscaffold.algorithms.failing import own_failures
 from dpscaffold.checks import instance
-from dpscaffold.config import Configuration, Setting, load
+from dpscaffold.config import Configuration, Run, load
 from dpscaffold.config.release import for_release
 from dpscaffold.data.config import located
 from dpscaffold.data.loading import load_federation
@@ -146,7 +146,7 @@ def _notifier(say: Say | None, warn: Say | None) -> Say | None:
     return lambda note: warn(note) if note.startswith("warning:") else None
 
 
-def _setting_of(settings: Configuration, federation: Federation) -> Setting:
+def _setting_of(settings: Configuration, federation: Federation) -> Run:
     """The setting of a configuration; the planner chooses the step size if asked to."""
     if settings.plan.learning_rate != "plan":
         return settings.setting(federation.roster)
@@ -155,7 +155,7 @@ def _setting_of(settings: Configuration, federation: Federation) -> Setting:
     return planned_setting(settings, federation)
 
 
-def _progress(setting: Setting, quiet: bool) -> AbstractContextManager[Listener]:
+def _progress(setting: Run, quiet: bool) -> AbstractContextManager[Listener]:
     simulated = setting.privacy is not None and not setting.secret
     label = f"{setting.label}{' (simulated)' if simulated else ''}"
     return nullcontext(silence) if quiet else Progress(label, setting.plan.rounds)
@@ -254,7 +254,7 @@ def stopping_of(settings: Configuration) -> Stopping | None:
     )
 
 
-def described(setting: Setting) -> str:
+def described(setting: Run) -> str:
     """What will be run, in a sentence."""
     privacy = setting.privacy
     noise = ", no privacy" if privacy is None else f", noise {privacy.noise:g}"

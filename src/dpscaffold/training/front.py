@@ -8,7 +8,7 @@ from typing import Any
 
 from dpscaffold.algorithms import Algorithm
 from dpscaffold.checks import instance
-from dpscaffold.config import Setting
+from dpscaffold.config import Run
 from dpscaffold.config.budget import Budget
 from dpscaffold.config.gaussian import Gaussian
 from dpscaffold.config.plan import Plan
@@ -132,7 +132,7 @@ def train(
         if out is None:
             require_folder(release, budget.file)
         data = federation if federation.mapped else federation.validated()
-        setting = Setting(data.roster, task, algorithm, plan, privacy, budget, secure)
+        setting = Run(data.roster, task, algorithm, plan, privacy, budget, secure)
         if release:
             setting, config = _for_release(setting, data, config, allow)
         elif allow:
@@ -201,7 +201,7 @@ def require_folder(released: bool, budget_file: str | Path | None) -> None:
 
 
 def run(
-    setting: Setting,
+    setting: Run,
     federation: Federation,
     hardware: Hardware | None = None,
     *,
@@ -261,8 +261,8 @@ def _in_progress(ranks: Ranks | None, *given: Any) -> RunInProgress:
 
 
 def _for_release(
-    setting: Setting, data: Federation, config: Mapping[str, Any] | None, allow: Sequence[str]
-) -> tuple[Setting, dict[str, Any]]:
+    setting: Run, data: Federation, config: Mapping[str, Any] | None, allow: Sequence[str]
+) -> tuple[Run, dict[str, Any]]:
     """The setting as a release makes it, and the configuration that says so."""
     from dpscaffold.config.release import released
 

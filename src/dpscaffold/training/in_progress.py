@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from dpscaffold.config import Setting
+from dpscaffold.config import Run
 from dpscaffold.engines import ENGINES, Engine, Hardware, Simulator, State
 from dpscaffold.engines.machine import device_failed, stop_signals
 from dpscaffold.engines.rounds import FinishedRound
@@ -42,7 +42,7 @@ class RunInProgress(RunDriver):
 
     def __init__(
         self,
-        setting: Setting,
+        setting: Run,
         federation: Federation,
         hardware: Hardware,
         engine: str,

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from dpscaffold.config import Setting
+from dpscaffold.config import Run
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
 from dpscaffold.models.model import Model, Raw
@@ -55,7 +55,7 @@ class Result:
         own: The users' own parameters (M, P), where they were trained during the run.
     """
 
-    setting: Setting
+    setting: Run
     federation: Federation
     history: list[HistoryRow]
     params: Tensor

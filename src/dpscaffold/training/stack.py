@@ -1,7 +1,7 @@
 """Many runs at once: seeds, heterogeneity levels and step sizes that share shapes, in one
 simulator.
 
-A stack is a list of :class:`~dpscaffold.config.Setting` that agree in task, algorithm, T, K and
+A stack is a list of :class:`~dpscaffold.config.Run` that agree in task, algorithm, T, K and
 kind of privacy. Each of its runs draws the participants, batches and noise that it would draw
 alone, and agrees with that run to float tolerance. A run that diverges is reported as such and
 leaves the others alone.
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from dpscaffold.config import Setting
+from dpscaffold.config import Run
 from dpscaffold.engines import Hardware, Simulator, State
 from dpscaffold.engines.fast.lockstep import Lockstep
 from dpscaffold.engines.rounds import plain_draws, stacked_rounds
@@ -72,7 +72,7 @@ class Outcome:
     the parameters that the plan gives out: that average, or the last iterate.
     """
 
-    setting: Setting
+    setting: Run
     history: list[HistoryRow] = field(default_factory=list)
     average: Metrics = field(default_factory=dict)
     diverged: int | None = None
@@ -85,14 +85,14 @@ class Outcome:
         return late(self.history, metric, self.setting.plan.rounds, fraction, self.diverged)
 
 
-def stack_key(setting: Setting) -> tuple[object, ...]:
+def stack_key(setting: Run) -> tuple[object, ...]:
     """Settings with equal keys may share a stack."""
     numbers = tuple(sorted(setting.algorithm.numbers.items()))
     return (*setting.structure.values(), numbers)
 
 
 def split(
-    settings: Sequence[Setting], device: torch.device, rows: int | None = None
+    settings: Sequence[Run], device: torch.device, rows: int | None = None
 ) -> list[list[int]]:
     """Positions of the settings, grouped into stacks of at most ``rows`` participants, in their
     order.
@@ -100,7 +100,7 @@ def split(
     >>> from dpscaffold import Logistic, Plan, scaffold, synthetic
     >>> roster = synthetic(users=10, records=20).roster
     >>> task = Logistic(40, 10)
-    >>> runs = [Setting(roster, task, scaffold(), Plan(rounds=r)) for r in (3, 4, 3)]
+    >>> runs = [Run(roster, task, scaffold(), Plan(rounds=r)) for r in (3, 4, 3)]
     >>> split(runs, torch.device("cpu"))
     [[0, 2], [1]]
     """
@@ -119,7 +119,7 @@ def split(
 
 
 def train_stack(
-    settings: Sequence[Setting],
+    settings: Sequence[Run],
     federations: Sequence[Federation],
     schedule: Schedule | None = None,
     device: torch.device | str = "cpu",
@@ -136,7 +136,7 @@ def train_stack(
     >>> plan = dict(rounds=2, local_steps=3, averaging="tail")
     >>> task = Logistic(40, 10)
     >>> plans = [Plan(seed=s, **plan) for s in (0, 1)]
-    >>> runs = [Setting(federation.roster, task, scaffold(), plan) for plan in plans]
+    >>> runs = [Run(federation.roster, task, scaffold(), plan) for plan in plans]
     >>> [outcome.history[-1].round for outcome in train_stack(runs, [federation] * 2)]
     [2, 2]
     """
@@ -161,7 +161,7 @@ def train_stack(
 
 def _trained(
     moved: RunByRun | Lockstep,
-    settings: Sequence[Setting],
+    settings: Sequence[Run],
     evaluators: Sequence[Evaluator],
     schedule: Schedule,
     tell: Listener,
@@ -207,7 +207,7 @@ class RunByRun:
 
     def __init__(
         self,
-        settings: Sequence[Setting],
+        settings: Sequence[Run],
         federations: Sequence[Federation],
         streams: Sequence[Randomness],
         device: torch.device,
@@ -251,7 +251,7 @@ class RunByRun:
 
 
 def evaluators_of(
-    settings: Sequence[Setting],
+    settings: Sequence[Run],
     federations: Sequence[Federation],
     device: torch.device,
     optima: Mapping[tuple[int, float], float] | None = None,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from dpscaffold.algorithms import scaffold_balanced
-from dpscaffold.config import Setting
+from dpscaffold.config import Run
 from dpscaffold.config.budgets import Epsilon
 from dpscaffold.config.noise import dominating_site, round_noise, site_noise
 from dpscaffold.federation.roster import FEW_USERS
@@ -90,7 +90,7 @@ def _constant(federation: Federation) -> str:
     return f'always answering "{target.classes[most]}"'
 
 
-def cause(setting: Setting, statement: Statement, overshoots: bool, named: bool = False) -> str:
+def cause(setting: Run, statement: Statement, overshoots: bool, named: bool = False) -> str:
     """The largest cause of a bad model, and what helps; ``overshoots`` says that the training loss
     is above that of a constant answer. ``named`` says to name sites and their sizes, which are
     private."""
@@ -111,7 +111,7 @@ def cause(setting: Setting, statement: Statement, overshoots: bool, named: bool 
     return _cause_of_noise(setting, ", ".join(statement.planned), overshoots)
 
 
-def _kept(setting: Setting, statement: Statement) -> Epsilon | None:
+def _kept(setting: Run, statement: Statement) -> Epsilon | None:
     """ε towards the server, or that of each user where they have budgets of their own."""
     run = setting.mechanism
     if not statement.by_group or run is None or len(statement.parts) > 1:
@@ -120,7 +120,7 @@ def _kept(setting: Setting, statement: Statement) -> Epsilon | None:
     return {name: statement.by_group[run.place(user)] for user, name in enumerate(names)}
 
 
-def _cause_of_noise(setting: Setting, tuned: str, overshoots: bool) -> str:
+def _cause_of_noise(setting: Run, tuned: str, overshoots: bool) -> str:
     """The cause where no other setting has less noise at the same ε."""
     privacy, plan = setting.privacy, setting.plan
     assert privacy is not None
@@ -142,9 +142,7 @@ def _cause_of_noise(setting: Setting, tuned: str, overshoots: bool) -> str:
     return f"not the noise: try more rounds (plan.rounds is {plan.rounds}) or other columns"
 
 
-def _quieter(
-    setting: Setting, epsilon: Epsilon | None
-) -> tuple[dict[str, tuple[Any, str]], Setting]:
+def _quieter(setting: Run, epsilon: Epsilon | None) -> tuple[dict[str, tuple[Any, str]], Run]:
     """Changes of the plan that lower the noise at the same ε, the largest first: what to set, to
     which value and why; and the setting with all of them."""
     changes: dict[str, tuple[Any, str]] = {}
@@ -161,9 +159,9 @@ def _quieter(
         changes[key], setting = (value, why), changed
 
 
-def _candidates(setting: Setting, epsilon: Epsilon | None) -> list[tuple[str, Any, str, Setting]]:
+def _candidates(setting: Run, epsilon: Epsilon | None) -> list[tuple[str, Any, str, Run]]:
     plan = setting.plan
-    found: list[tuple[str, Any, str, Setting]] = []
+    found: list[tuple[str, Any, str, Run]] = []
     if plan.weighting == "uniform" and len(set(setting.roster.sizes)) > 1:
         loudest = (dominating_site(setting) or "").partition(";")[0].replace("(", "of ").strip(")")
         why = "sites with few records count as much as large ones"
@@ -182,12 +180,12 @@ def _candidates(setting: Setting, epsilon: Epsilon | None) -> list[tuple[str, An
     return found
 
 
-def _keeps_noise(setting: Setting) -> bool:
+def _keeps_noise(setting: Run) -> bool:
     """Whether its control variates carry noise that they do not know of."""
     return "control" in setting.algorithm.remembers and not setting.algorithm.noise_aware
 
 
-def _noise(setting: Setting) -> float:
+def _noise(setting: Run) -> float:
     """The deviation of the noise of all rounds on one coordinate, as a multiple of the largest
     signal: T·K steps along gradients of norm C. Plain controls add the mean of all sites'."""
     assert setting.privacy is not None

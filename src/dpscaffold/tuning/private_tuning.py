@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from dpscaffold.config import Configuration, Setting
+from dpscaffold.config import Configuration, Run
 from dpscaffold.data.loading import load_federation
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation, Records
@@ -209,7 +209,7 @@ def _records(
     return whole, public.train, f"public records ({public.title})"
 
 
-def _candidate(setting: Setting) -> Setting:
+def _candidate(setting: Run) -> Run:
     """The run of a candidate, its noise from the operating system."""
     if setting.privacy is None or setting.privacy.noise == 0:
         raise BadInput(
@@ -228,7 +228,7 @@ def _candidate(setting: Setting) -> Setting:
     return replace(setting, privacy=setting.privacy.changed(secret=True))
 
 
-def _described(setting: Setting, whole: Federation) -> Mechanism:
+def _described(setting: Run, whole: Federation) -> Mechanism:
     """The candidate for the accountant, at the δ of all training records."""
     delta = replace(setting, roster=whole.roster).describe()
     assert delta is not None
@@ -237,7 +237,7 @@ def _described(setting: Setting, whole: Federation) -> Mechanism:
     return run
 
 
-def _fresh(setting: Setting) -> Setting:
+def _fresh(setting: Run) -> Run:
     """A trial draws its participants from a seed of its own, of the operating system."""
     return replace(setting, plan=setting.plan.changed(seed=None))
 
@@ -264,7 +264,7 @@ def _score_cost(table: TuneSettings, run: Mechanism) -> Cost | None:
 
 
 def _train(
-    settings: Sequence[Setting], federation: Federation, device: torch.device, tell: Listener
+    settings: Sequence[Run], federation: Federation, device: torch.device, tell: Listener
 ) -> list[Outcome]:
     """All trials, side by side where their shapes agree; no accuracy is reported on the way."""
     outcomes: dict[int, Outcome] = {}

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import torch
 
-from dpscaffold.config import Configuration, Setting, override, parse
+from dpscaffold.config import Configuration, Run, override, parse
 from dpscaffold.data.config import DataSettings, located
 from dpscaffold.data.loading import load_federation
 from dpscaffold.data.sentences import mistake_of
@@ -32,7 +32,7 @@ from dpscaffold.tuning.folds import fold_federation
 from dpscaffold.tuning.settings import TuneSettings
 
 #: The run of a configuration on a federation.
-SettingOf = Callable[[Configuration, Federation], Setting]
+SettingOf = Callable[[Configuration, Federation], Run]
 
 
 @dataclass(frozen=True)
@@ -269,7 +269,7 @@ def _score(point: dict[str, Any], outcomes: Sequence[Outcome], output: str, metr
 
 
 def _train_stacks(
-    settings: Sequence[Setting],
+    settings: Sequence[Run],
     data: Sequence[Federation],
     schedule: Schedule,
     device: torch.device,
@@ -290,7 +290,7 @@ def _train_stacks(
 
 def _setting(
     settings: Configuration, folds: Sequence[Federation], setting_of: SettingOf
-) -> list[Setting]:
+) -> list[Run]:
     """The run on every fold. The noise of a given ε is solved once: folds have the same sizes up to
     one."""
     tables = settings.model_dump(mode="json", exclude_none=True)

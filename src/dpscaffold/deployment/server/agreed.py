@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from dpscaffold.config import Setting
+from dpscaffold.config import Run
 from dpscaffold.config.budget import Budget
 from dpscaffold.deployment.protocol.agreement import Offer, SchemaSettings
 from dpscaffold.deployment.protocol.enrolment import EnrolledRun
@@ -43,7 +43,7 @@ def roster_of(offer: Offer, enrolled: EnrolledRun) -> Roster:
     return Roster(sizes, enrolled.names, described, title, enrolled.declared)
 
 
-def model_of(rows: SchemaSettings, setting: Setting, state: State, said: Statement | None) -> Model:
+def model_of(rows: SchemaSettings, setting: Run, state: State, said: Statement | None) -> Model:
     """The model of a deployed run: raw rows are coded as the sites code theirs, and prepared by
     the public steps that were offered."""
     origin = Origin(setting.label, setting.roster.title, state.round, rows.label)
@@ -65,23 +65,23 @@ def model_on(
     return Model(task, params, steps, schema.target, schema, said, origin)
 
 
-def trained(setting: Setting, params: Tensor) -> tuple[Task, Tensor]:
+def trained(setting: Run, params: Tensor) -> tuple[Task, Tensor]:
     """The task and the parameters that predict: of bounded sums, the linear model that they
     give."""
     task = setting.task
     return task.trained(params) if isinstance(task, RidgeSums) else (task, params)
 
 
-def trial_of(offer: Offer, sizes: tuple[int, ...], budget: Budget | None = None) -> Setting:
+def trial_of(offer: Offer, sizes: tuple[int, ...], budget: Budget | None = None) -> Run:
     """The run on sites of these sizes, to check an offer before the sites are known."""
     poisson = offer.privacy is not None and offer.privacy.sampling == "poisson"
     trial = EnrolledRun("", {}, ("any",) * len(sizes), "", sizes, declared=poisson)
     return setting_of(offer.model_copy(update={"noises": None}), trial, budget or Budget())
 
 
-def setting_of(offer: Offer, enrolled: EnrolledRun, budget: Budget) -> Setting:
+def setting_of(offer: Offer, enrolled: EnrolledRun, budget: Budget) -> Run:
     """The run on the roster that the sites' answers made."""
-    return Setting(
+    return Run(
         roster_of(offer, enrolled),
         offer.build_task(),
         offer.build_algorithm(),
@@ -92,7 +92,7 @@ def setting_of(offer: Offer, enrolled: EnrolledRun, budget: Budget) -> Setting:
     )
 
 
-def seed_of(setting: Setting, enrolled: EnrolledRun) -> Seed:
+def seed_of(setting: Run, enrolled: EnrolledRun) -> Seed:
     """What the participants are drawn from: the seed that all sites made, or a rehearsal's.
 
     Neither is a secret of the run folder, so the mark needs no key: it is made again on resume.

@@ -40,7 +40,7 @@ from dpscaffold.algorithms import (
 )
 from dpscaffold.algorithms.affine import FAST_FIELDS, affine
 from dpscaffold.algorithms.mean_regularised import FIRST, CommonMove, Pulled, own_start
-from dpscaffold.config import Setting
+from dpscaffold.config import Run
 
 #: The chance that any upload of a run in which all are honest is refused.
 FALSE_ALARM = 1e-9
@@ -73,7 +73,7 @@ class _Norms:
 
 
 def upload_bounds(
-    setting: Setting,
+    setting: Run,
     phase: Algorithm,
     broadcast: Broadcast,
     slots: Mapping[int, Slots],
@@ -111,7 +111,7 @@ def _of_one(known: Known, place: int) -> Known:
 
 
 def _bounds_of_user(
-    setting: Setting, phase: Algorithm, at: Participant, user: int, farthest: float | None
+    setting: Run, phase: Algorithm, at: Participant, user: int, farthest: float | None
 ) -> dict[str, float] | None:
     norms = _norms(setting, at, user, phase)
     if norms is None:
@@ -122,7 +122,7 @@ def _bounds_of_user(
     return None if reach is None else _bounds(setting, phase, at, reach)
 
 
-def _bounds(setting: Setting, phase: Algorithm, at: Participant, reach: _Reach) -> dict[str, float]:
+def _bounds(setting: Run, phase: Algorithm, at: Participant, reach: _Reach) -> dict[str, float]:
     part = at if ":" in setting.algorithm.name else _first(at, _ENOUGH)
     x = part.broadcast.params
     unit = torch.full_like(x, 1 / math.sqrt(x.shape[1]))
@@ -163,7 +163,7 @@ def _vectors(phase: Algorithm, upload: Upload, kept: Slots) -> dict[str, Tensor]
     return found
 
 
-def _norms(setting: Setting, at: Participant, user: int, phase: Algorithm) -> _Norms | None:
+def _norms(setting: Run, at: Participant, user: int, phase: Algorithm) -> _Norms | None:
     """What clipping and noise allow; None where no public number bounds a gradient."""
     privacy, plan, known = setting.privacy, setting.plan, at.known
     if privacy is None or isinstance(privacy.clip, str) or known.spread is None:
@@ -179,7 +179,7 @@ def _norms(setting: Setting, at: Participant, user: int, phase: Algorithm) -> _N
     return _Norms(clipped, noise, steps, size)
 
 
-def _reach(setting: Setting, phase: Algorithm, at: Participant, norms: _Norms) -> _Reach | None:
+def _reach(setting: Run, phase: Algorithm, at: Participant, norms: _Norms) -> _Reach | None:
     form, decay = affine(phase, at), setting.plan.regularisation
     if form is None:
         return None
@@ -195,7 +195,7 @@ def _reach(setting: Setting, phase: Algorithm, at: Participant, norms: _Norms) -
 
 
 def _of_own_models(
-    setting: Setting, phase: Algorithm, at: Participant, norms: _Norms, farthest: float | None
+    setting: Run, phase: Algorithm, at: Participant, norms: _Norms, farthest: float | None
 ) -> dict[str, float] | None:
     """The bounds where a user steps on a model of its own, which the server does not know."""
     base = _base_of(phase)
@@ -219,7 +219,7 @@ def _of_own_models(
 
 
 def _decayed(
-    setting: Setting, phase: Algorithm, at: Participant, norms: _Norms, farthest: float | None
+    setting: Run, phase: Algorithm, at: Participant, norms: _Norms, farthest: float | None
 ) -> float | None:
     """The largest λ‖w‖; None where it is not known how far w may be."""
     decay, direction = setting.plan.regularisation, phase.direction
@@ -262,7 +262,7 @@ class _BaseMove:
         return self.move.finish(Local(x - moved, local.mean_gradient), at)
 
 
-def _crowd(setting: Setting, user: int, t: float) -> float:
+def _crowd(setting: Run, user: int, t: float) -> float:
     """How many times more records than planned a batch has at most: those of a Poisson batch vary,
     but for a chance of e^−t by no more than √(2bt) + t (Bernstein)."""
     privacy = setting.privacy

@@ -19,7 +19,7 @@ from torch import Tensor
 from dpscaffold.algorithms import Algorithm
 from dpscaffold.algorithms.registry import ITERATIVE
 from dpscaffold.atomic import is_held
-from dpscaffold.config import Setting
+from dpscaffold.config import Run
 from dpscaffold.config.budget import Budget
 from dpscaffold.deployment.protocol.agreement import Offer
 from dpscaffold.deployment.protocol.enrolment import EnrolledRun
@@ -80,7 +80,7 @@ class EarlierRun:
         restore = [name for name in sites["restore"] if name in enrolled.names]
         return {**sites, "acknowledged": known, "restore": restore, "seen": {}}
 
-    def hand_over(self, enrolled: EnrolledRun, setting: Setting, new: RunFolder) -> None:
+    def hand_over(self, enrolled: EnrolledRun, setting: Run, new: RunFolder) -> None:
         """Mark this run as continued, after which it cannot be resumed, and write what the rest
         begins from and what was spent before it into its folder. Done again, it ends the same.
 

@@ -15,14 +15,14 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from dpscaffold.config import Setting
+from dpscaffold.config import Run
 from dpscaffold.data.preparation import leading_components
 from dpscaffold.deployment.protocol.agreement import Offer, SchemaStep, fitting_cost
 from dpscaffold.tasks.moments import MomentSums
 
 
 def with_fitted(
-    offer: Offer, place: int, setting: Setting, params: Tensor, participations: Sequence[int]
+    offer: Offer, place: int, setting: Run, params: Tensor, participations: Sequence[int]
 ) -> Offer:
     """The offer of the training with the step that a finished run has fitted.
 
@@ -39,7 +39,7 @@ def with_fitted(
     return offer.fitted(place, made.model_copy(update={"spent": cost}))
 
 
-def fitted_step(step: SchemaStep, setting: Setting, params: Tensor) -> SchemaStep:
+def fitted_step(step: SchemaStep, setting: Run, params: Tensor) -> SchemaStep:
     """A fitted step with its constants, from the noised sums."""
     task = setting.task
     assert isinstance(task, MomentSums)
@@ -56,7 +56,7 @@ def fitted_step(step: SchemaStep, setting: Setting, params: Tensor) -> SchemaSte
     return SchemaStep(step="shift", mean=_plain(mean), factor=_plain(1 / deviation))
 
 
-def _level(setting: Setting, task: MomentSums) -> float:
+def _level(setting: Run, task: MomentSums) -> float:
     """The standard deviation of the noise on the mean of a square."""
     assert setting.privacy is not None
     each = 2 * task.bound * setting.privacy.noise

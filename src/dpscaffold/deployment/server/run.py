@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from dpscaffold.config import Setting
+from dpscaffold.config import Run
 from dpscaffold.config.budget import Budget
 from dpscaffold.deployment.protocol.agreement import Offer, SchemaSettings
 from dpscaffold.deployment.protocol.enrolment import (
@@ -70,7 +70,7 @@ class DeploymentResult:
     statement: Statement
     history: list[HistoryRow]
     refusals: dict[str, int]
-    setting: Setting
+    setting: Run
     #: How often each site has taken part.
     participations: tuple[int, ...]
 
@@ -278,7 +278,7 @@ class DeployedRun(RunDriver):
     """The rounds of a deployed run, whose sites have all enrolled. A checkpoint follows every
     round, and only then are its uploads acknowledged."""
 
-    def __init__(self, deployment: Deployment, setting: Setting, sites: Sites) -> None:
+    def __init__(self, deployment: Deployment, setting: Run, sites: Sites) -> None:
         super().__init__(setting, deployment.folder, before=sites.enrolled.after)
         self.deployment, self.sites, self.post = deployment, sites, deployment.post
         self.out = deployment.folder

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpscaffold.algorithms import Algorithm, Broadcast
-from dpscaffold.config import Setting
+from dpscaffold.config import Run
 from dpscaffold.deployment.protocol.enrolment import (
     EnrolledRun,
     SignedExchange,
@@ -61,7 +61,7 @@ class SecureSites(Sites):
 
     def __init__(
         self,
-        setting: Setting,
+        setting: Run,
         enrolled: EnrolledRun,
         post: SignedExchange,
         patience: Patience,

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from dpscaffold.algorithms import Algorithm, Broadcast, Slots, Upload
-from dpscaffold.config import Setting
+from dpscaffold.config import Run
 from dpscaffold.deployment.protocol.enrolment import EnrolledRun, SignedExchange, enrol_again
 from dpscaffold.deployment.protocol.messages import (
     Json,
@@ -75,7 +75,7 @@ class Sites:
 
     def __init__(
         self,
-        setting: Setting,
+        setting: Run,
         enrolled: EnrolledRun,
         post: SignedExchange,
         patience: Patience | None = None,

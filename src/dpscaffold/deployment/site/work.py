@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from dpscaffold.algorithms import Algorithm, Broadcast
-from dpscaffold.config import Setting
+from dpscaffold.config import Run
 from dpscaffold.config.budget import Budget
 from dpscaffold.config.budgets import heterogeneity_of, noise_weight
 from dpscaffold.config.gaussian import Gaussian
@@ -110,11 +110,11 @@ class OfferedWork:
         assert setting.sums is not None
         return setting.sums.grid.words(upload.params[0])
 
-    def _sum_setting(self, members: Members) -> Setting:
+    def _sum_setting(self, members: Members) -> Run:
         """Made once: a run's members never change."""
         if "_made" not in self.__dict__:
             self.__dict__["_made"] = sum_setting(self.offer, members, self.declared)
-        made: Setting = self.__dict__["_made"]
+        made: Run = self.__dict__["_made"]
         return made
 
     @property
@@ -242,7 +242,7 @@ def terms_of(work: OfferedWork) -> Terms:
     )
 
 
-def sum_setting(offer: Offer, members: Members, declared: bool) -> Setting:
+def sum_setting(offer: Offer, members: Members, declared: bool) -> Run:
     """A run with secure sums on its roster, as the server and every member describe it."""
     enrolled = EnrolledRun("", {}, members.names, "", members.sizes, declared=declared)
     return setting_of(offer, enrolled, Budget())
@@ -255,7 +255,7 @@ def sum_terms(work: OfferedWork, name: str, members: Members, least: int) -> Sum
     return terms_of_sums(setting, members.names.index(name), least)
 
 
-def terms_of_sums(setting: Setting, user: int, least: int) -> SumTerms:
+def terms_of_sums(setting: Run, user: int, least: int) -> SumTerms:
     """The same for the user of this number in a setting."""
     sums, run = setting.sums, setting.mechanism
     if sums is None or run is None or run.secure is None:

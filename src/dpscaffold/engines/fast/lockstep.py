@@ -32,7 +32,7 @@ from torch import Tensor
 from dpscaffold.algorithms import Algorithm, Cohort, Known, Server, Slots, Upload
 from dpscaffold.algorithms.affine import FAST_FIELDS, understood
 from dpscaffold.algorithms.base import tell_nothing
-from dpscaffold.config import Setting
+from dpscaffold.config import Run
 from dpscaffold.engines.aggregate import weighted_sum
 from dpscaffold.engines.fast.devices import DeviceWork, Layout, draws_on, scale_numbers, under
 from dpscaffold.engines.fast.draws import addresses, sizes_of
@@ -66,7 +66,7 @@ class Lockstep:
 
     def __init__(
         self,
-        settings: Sequence[Setting],
+        settings: Sequence[Run],
         worker: Worker,
         streams: Sequence[Randomness],
         capture: Capture | None,
@@ -100,7 +100,7 @@ class Lockstep:
     @classmethod
     def of(
         cls,
-        settings: Sequence[Setting],
+        settings: Sequence[Run],
         federations: Sequence[Federation],
         streams: Sequence[Randomness],
         device: torch.device,
@@ -376,14 +376,14 @@ def _of_users(table: Tensor, users: Tensor) -> Tensor:
     return table.gather(1, users[:, :, None].expand(-1, -1, table.shape[2]))
 
 
-def _row(setting: Setting, stream: Randomness) -> Row:
+def _row(setting: Run, stream: Randomness) -> Row:
     """A participant of a run: all are alike."""
     size, batch = int(setting.sizes[0]), int(setting.batch_sizes[0])
     given = (setting.plan, setting.privacy, stream, setting.plan.step_size_in(1))
     return Row(0, size, batch, *given, declared=setting.declared(0), sums=setting.sums)
 
 
-def _fit_at_once(settings: Sequence[Setting], worker: Worker) -> bool:
+def _fit_at_once(settings: Sequence[Run], worker: Worker) -> bool:
     """Whether the device has room for all records, all participants and all memories at once."""
     first = settings[0]
     slots = first.algorithm.remembers.values()
@@ -393,7 +393,7 @@ def _fit_at_once(settings: Sequence[Setting], worker: Worker) -> bool:
     return worker.store.resident and not crowded and 2 * memories <= _free(worker.device)
 
 
-def _alike(settings: Sequence[Setting], federations: Sequence[Federation]) -> bool:
+def _alike(settings: Sequence[Run], federations: Sequence[Federation]) -> bool:
     """Whether all users of all runs hold equally many records, and whatever else a recorded round
     takes as given is the same in all runs."""
     first = settings[0]
@@ -414,7 +414,7 @@ def _alike(settings: Sequence[Setting], federations: Sequence[Federation]) -> bo
     return even and len(sizes.unique()) == 1 and len(same) == 1 and first.plan.rounds > 0
 
 
-def _even(setting: Setting) -> bool:
+def _even(setting: Run) -> bool:
     """Whether all rounds, and all users, have the same numbers, and updates are just averaged."""
     plan, privacy = setting.plan, setting.privacy
     if privacy is not None and privacy.noise_by_user is not None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dpscaffold.algorithms import Algorithm, Broadcast, Slots, Upload
-from dpscaffold.config import Setting
+from dpscaffold.config import Run
 from dpscaffold.engines.aggregate import (
     Aggregate,
     SecureAggregate,
@@ -46,7 +46,7 @@ class RankedSimulator(Simulator):
 
     def __init__(
         self,
-        setting: Setting,
+        setting: Run,
         share: UserShare,
         hardware: Hardware,
         randomness: Randomness,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dpscaffold.algorithms import Broadcast, Slots, Upload
-from dpscaffold.config import Setting
+from dpscaffold.config import Run
 from dpscaffold.engines.machine import sent
 from dpscaffold.engines.participation.drawing import Row
 from dpscaffold.errors import BadInput
@@ -57,7 +57,7 @@ class StackedBroadcast:
         return Broadcast(self.round, self.params[runs].to(device), shared)
 
 
-def refuse_unlike(first: Setting, other: Setting) -> None:
+def refuse_unlike(first: Run, other: Run) -> None:
     """Stacked runs share shapes and structure; say which part differs."""
     theirs = other.structure
     for name, value in first.structure.items():

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dpscaffold.algorithms import Algorithm, Broadcast, Slots, Upload
-from dpscaffold.config import Setting
+from dpscaffold.config import Run
 from dpscaffold.engines.fast.cores import Share, shares_of, side_by_side
 from dpscaffold.engines.fast.devices import BatchOverflow
 from dpscaffold.engines.fast.graphs import Graphs
@@ -39,7 +39,7 @@ class Worker:
 
     def __init__(
         self,
-        settings: Sequence[Setting],
+        settings: Sequence[Run],
         federations: Sequence[Federation],
         device: torch.device,
         cores: int = 1,
