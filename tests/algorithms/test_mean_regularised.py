@@ -297,7 +297,7 @@ TABLES = {
 def test_a_resumed_run_ends_at_the_same_models(tmp_path, strength):
     tables = {**TABLES, "personal": {"kind": "mean-regularised", "strength": strength}}
     whole = run(tables)
-    short = {**tables, "plan": {**TABLES["plan"], "max_rounds": 6, "rounds": 3}}
+    short = {**tables, "plan": {**TABLES["plan"], "rounds": 3}}
     run(short, out=tmp_path / "run")
     more = run(short, {"plan.rounds": 6}, out=tmp_path / "run", resume=True)
     assert whole.own is not None and more.own is not None

@@ -101,8 +101,6 @@ def test_the_schedules_are_what_they_say() -> None:
         [(1 + math.cos(math.pi * k / 10)) / 2 for k in range(10)]
     )
     assert sizes("inverse-sqrt") == pytest.approx([1 / math.sqrt(t) for t in range(1, 11)])
-    longer = plan.changed(schedule="linear", rounds=5, max_rounds=10)
-    assert longer.step_size_in(5) == pytest.approx(0.6)  # a T that was fixed in advance counts
 
 
 def test_epsilon_is_that_of_the_largest_number_of_steps() -> None:

@@ -65,7 +65,6 @@ REFUSED = {
     "plan.tail": 0.0,
     "plan.evaluate_every": 0,
     "plan.checkpoint_every": 0,
-    "plan.max_rounds": 1,
     "plan.schedule": "step",
     "plan.steps_by_user": [0],
     "plan.seed": -1,

@@ -65,7 +65,6 @@ def toml(algorithm: str = "", **more: dict[str, object]) -> str:
     "tables",
     [
         toml(),
-        toml(plan={"max_rounds": 30}),
         toml(privacy={"neighbours": "replace-one"}),
         toml("fedavg", privacy={"view": "third-party", "sampling": "fixed"}),
         toml("fedavg", privacy={"view": "participant", "sampling": "fixed"}),
@@ -241,11 +240,10 @@ def test_private_preparation_is_not_forgotten(tmp_path):
     [
         (["--view", ""], "--view is ''"),
         (["--sampling", ""], "--sampling is ''"),
-        (["--rounds", "60"], "plan.max_rounds is 40, and plan.rounds is 60"),
     ],
 )
-def test_an_empty_word_and_a_limit_that_contradicts_are_refused(tmp_path, options, said):
-    result = planned(tmp_path, toml(plan={"max_rounds": 40}), *options)
+def test_an_empty_word_is_refused(tmp_path, options, said):
+    result = planned(tmp_path, toml(), *options)
     assert isinstance(result.exception, BadInput) and said in str(result.exception)
     assert not (tmp_path / "plan").exists()
 

@@ -84,42 +84,6 @@ def test_it_can_be_given_more_twice_and_other_changes_are_refused(tmp_path: Path
     assert json.loads((tmp_path / "run" / "setting.json").read_text())["plan"]["rounds"] == 11
 
 
-@pytest.mark.parametrize("privacy", [NOISY, SECRET], ids=["seeded", "secret"])
-def test_a_larger_T_fixed_in_advance_is_one_mechanism(tmp_path: Path, privacy) -> None:
-    """Stated before and after as what it is, T = 10, with nothing counted twice."""
-    planned = PLAN.changed(max_rounds=10)
-    run = go(PLAN.changed(rounds=10), tmp_path / "whole", False, privacy)
-    one = run.privacy.towards("server").epsilon
-    first = go(planned, tmp_path / "run", False, privacy)
-    assert first.rounds == 6 and first.privacy.rounds == 10
-    more = go(planned.changed(rounds=10), tmp_path / "run", True, privacy)
-    for result in (first, more):
-        assert result.privacy.towards("server").epsilon == one
-        assert result.privacy.towards("server").given == run.privacy.towards("server").given
-        assert result.privacy.delta == run.privacy.delta
-        assert result.final["epsilon_server"] == one
-    assert more.rounds == 10 and read_account(tmp_path / "run").ledger.extra == 0
-    if privacy is NOISY:
-        assert torch.equal(more.params, run.params)
-    with refuses("out-of-range: max_rounds is 10 … plan.rounds is 12"):
-        planned.changed(rounds=12)
-    beyond = go(planned.changed(rounds=12, max_rounds=13), tmp_path / "run", True, privacy)
-    mechanism = read_account(tmp_path / "run").ledger.run
-    assert beyond.privacy.towards("server").epsilon == math.fsum([one, alone(3, mechanism)])
-    assert beyond.privacy.rounds == 13
-
-
-def test_epsilon_is_calibrated_for_the_larger_T() -> None:
-    given = Gaussian(clip=1.0, epsilon=2.0)
-    longer = train(DATA, Logistic(4, 3), scaffold(), PLAN.changed(rounds=10), given)
-    planned = train(DATA, Logistic(4, 3), scaffold(), PLAN.changed(max_rounds=10), given)
-    assert planned.setting.privacy.noise == longer.setting.privacy.noise
-    assert (
-        planned.privacy.towards("server").epsilon == longer.privacy.towards("server").epsilon <= 2.0
-    )
-    assert planned.rounds == 6 and planned.final["epsilon_server"] > 1.9
-
-
 class Killed(Exception):
     """As a crash."""
 
@@ -132,10 +96,9 @@ def kill_at(number: int):
     return observer
 
 
-@pytest.mark.parametrize("advance", [False, True], ids=["added", "fixed in advance"])
-def test_a_crash_among_the_further_rounds_is_counted(tmp_path: Path, advance: bool) -> None:
+def test_a_crash_among_the_further_rounds_is_counted(tmp_path: Path) -> None:
     """Secret noise: rounds that a crash lost are run again with fresh noise, and cost again."""
-    plan = PLAN.changed(max_rounds=10 if advance else None, evaluate_every=1)
+    plan = PLAN.changed(evaluate_every=1)
     go(plan, tmp_path / "run", False, SECRET)
     with pytest.raises(Killed):
         go(plan.changed(rounds=10), tmp_path / "run", True, SECRET, observer=kill_at(9))
@@ -145,9 +108,7 @@ def test_a_crash_among_the_further_rounds_is_counted(tmp_path: Path, advance: bo
     run = after.ledger.run
     extra = read_account(tmp_path / "run").ledger.extra
     assert extra == 1, "round 9 was released, and lost with the crash"
-    wanted = (
-        over_draw(run, 10, again=1) if advance else math.fsum([alone(6, run), alone(4, run, 1)])
-    )
+    wanted = math.fsum([alone(6, run), alone(4, run, 1)])
     assert result.privacy.towards("server").epsilon == wanted
 
 

@@ -108,7 +108,7 @@ class Configuration(ConfigTable):
         plan, limits = self.plan, given.budget
         return given.mechanism.run(
             self.trains,
-            rounds=plan.max_rounds or plan.rounds,
+            rounds=plan.rounds,
             local_steps=plan.local_steps,
             sizes=sizes,
             **shares(sizes, plan.user_ratio, plan.data_ratio),

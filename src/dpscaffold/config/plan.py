@@ -39,7 +39,6 @@ ONE_ROUND: Mapping[str, int | float | str | None] = {
     "aggregation": "mean",
     "averaging": "none",
     "schedule": "constant",
-    "max_rounds": None,
     "steps_by_user": None,
 }
 
@@ -106,10 +105,6 @@ class Plan(RunTable):
     """The seed of the participants and of a network's initial weights; without secret noise also of
     batches and noise. Value: an integer, 0 or more; left out: 0, and with secret noise a new
     seed of the operating system draws the participants. Example: ``7``"""
-    max_rounds: Count | None = None
-    """The largest T that the run may be extended to later (train --resume RUN --set plan.rounds=…).
-    ε is calibrated and stated for this number of rounds. Value: an integer, plan.rounds or
-    more; left out: the run is planned for plan.rounds. Example: ``800``"""
     schedule: Schedule = "constant"
     """How the step size changes over the rounds: constant, linear or cosine decay to 0, or divided
     by the square root of the round number. Example: ``"cosine"``"""
@@ -130,12 +125,6 @@ class Plan(RunTable):
     @model_validator(mode="after")
     def _agreeing(self) -> Plan:
         """What keys say of each other."""
-        if self.max_rounds is not None and self.max_rounds < self.rounds:
-            raise BadInput(
-                "out-of-range",
-                f"plan.max_rounds is {self.max_rounds}, and plan.rounds is {self.rounds}; give "
-                f"at least as many, or leave plan.max_rounds out",
-            )
         steps = self.steps_by_user
         if steps is not None and max(steps) != self.local_steps:
             raise BadInput(
@@ -161,11 +150,6 @@ class Plan(RunTable):
         return self.learning_rate
 
     @cached_property
-    def planned(self) -> int:
-        """The T that is accounted for: the largest that was fixed in advance."""
-        return self.rounds if self.max_rounds is None else self.max_rounds
-
-    @cached_property
     def public_seed(self) -> int:
         """The seed of first weights, and of all draws of a run without secret noise."""
         return public_seed(self.seed)
@@ -186,7 +170,7 @@ class Plan(RunTable):
             return self.step_size
         if self.schedule == "inverse-sqrt":
             return self.step_size / math.sqrt(round)
-        left = 1 - (round - 1) / max(self.planned, round)
+        left = 1 - (round - 1) / max(self.rounds, round)
         share = left if self.schedule == "linear" else (1 - math.cos(math.pi * left)) / 2
         return self.step_size * share
 

@@ -465,7 +465,7 @@ class Run:
         plan, privacy, budget = self.plan, self.privacy, self.budget
         return privacy.run(
             self.algorithm,
-            rounds=plan.planned,
+            rounds=plan.rounds,
             local_steps=plan.local_steps,
             sizes=self.roster.sizes,
             cohort_size=self.cohort_size,

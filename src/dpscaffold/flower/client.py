@@ -347,8 +347,8 @@ def _refuse_unknown(offer: Offer) -> None:
         raise Refused(
             "policy-secure", "secure sums, preparation, budgets and personal models are unknown"
         )
-    if offer.plan.steps_by_user is not None or offer.plan.max_rounds is not None:
-        raise Refused("policy-steps", "every client takes the same steps, in the plan's rounds")
+    if offer.plan.steps_by_user is not None:
+        raise Refused("policy-steps", "every client takes the same steps")
     if offer.privacy is not None and offer.privacy.neighbours == "add-remove":
         raise Refused("policy-sampling", "the number of records is public here")
 

@@ -166,11 +166,10 @@ class Strategy(FlowerStrategy):  # type: ignore[misc]
                 "privacy.neighbours is 'add-remove', and the number of a client's records is "
                 "public here; give 'zero-out' with Poisson batches",
             )
-        if plan.steps_by_user is not None or plan.max_rounds is not None:
+        if plan.steps_by_user is not None:
             raise BadInput(
                 "not-applicable",
-                "plan.steps_by_user or plan.max_rounds is given; Flower's clients have no order, "
-                "and agree to the rounds of one offer, so leave them out",
+                "plan.steps_by_user is given, and Flower's clients have no order; leave it out",
             )
         if clients < 1:
             raise BadInput("out-of-range", f"clients is {clients}; give 1 or more")

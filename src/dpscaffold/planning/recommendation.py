@@ -40,7 +40,7 @@ STEPS = 10
 CHOSEN = tuple(
     f"plan.{name}" for name in ("rounds", "local_steps", "user_ratio", "learning_rate", "averaging")
 )
-LEFT = ("server_rate", "warm_rounds", "max_rounds")
+LEFT = ("server_rate", "warm_rounds")
 
 VIEWS: tuple[View, ...] = ("server", "third-party", "participant")
 

@@ -247,7 +247,6 @@ class SurrogateSetting:
         ratio = shape.batch / shape.records
         plan = setting.plan.changed(
             rounds=shape.rounds,
-            max_rounds=None,
             local_steps=shape.steps,
             user_ratio=shape.cohort_size / shape.users,
             data_ratio=ratio,

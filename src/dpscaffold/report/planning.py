@@ -103,12 +103,11 @@ def _named(choice: Choice) -> str:
 
 def _promise(found: Recommendation) -> list[str]:
     """What σ_g keeps, and what should be known of it."""
-    run, goal, plan = found.setting.describe(), found.goal, found.setting.plan
+    run, goal = found.setting.describe(), found.goal
     assert run is not None
-    later = f", over {plan.max_rounds} rounds (plan.max_rounds)" if plan.max_rounds else ""
     lines = [
         f"σ_g = {digits_up(run.noise, 4)} keeps ε = {goal.epsilon:g} towards {towards(found)} at "
-        f"δ = {digits_up(run.delta)}, {goal.sampling} batches{later}"
+        f"δ = {digits_up(run.delta)}, {goal.sampling} batches"
     ]
     colluders = found.setting.budget.colluders
     said = state([Part(run, run.rounds, None, _costs(found))], Facts(colluders=colluders))

@@ -73,7 +73,7 @@ class PrivacyAccount:
     def __init__(self, setting: Run, before: int = 0) -> None:
         self.setting, self.before = setting, before
         budget = self.budget = setting.budget
-        planned = self._planned = setting.plan.planned - before
+        planned = self._planned = setting.plan.rounds - before
         self.run = setting.mechanism
         if self.run is not None and before:
             self.run = replace(self.run, rounds=planned)
@@ -389,8 +389,6 @@ class PrivacyAccount:
             shown = spent_in_parts(self._parts, self.ledger, self._shown, round)
             return {"epsilon_server": shown, **self._given_the_draw(round)}
         released, everybody = max(round, self.ledger.rounds), self._given_the_draw(round)
-        if self.setting.plan.max_rounds is not None:  # all of them are counted from the start
-            released = max(released, self._most_rounds)
         shown = self._shown(0, released, self.ledger.extra)
         return {"epsilon_server": shown, **everybody}
 

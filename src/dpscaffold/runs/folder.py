@@ -207,21 +207,15 @@ class RunFolder:
         saved = (self.read_json("setting.json") or {}).get("plan")
         try:
             rounds = int((saved or {})["rounds"])
-            planned = int((saved or {}).get("max_rounds", rounds))
         except (KeyError, TypeError, ValueError, AttributeError):
             return False  # check_setting says what is wrong
-        if (plan.rounds, plan.planned) == (rounds, planned):
-            return False
-        if plan.rounds < rounds or plan.planned < planned:
-            key, old, new = ("max_rounds", planned, plan.planned)
-            if plan.rounds < rounds:
-                key, old, new = ("rounds", rounds, plan.rounds)
+        if plan.rounds < rounds:
             raise BadInput(
                 "fewer-rounds",
-                f"{self.path} holds a run with plan.{key} = {old}, not {new}; a run can be given "
-                f"more rounds, not fewer",
+                f"{self.path} holds a run with plan.rounds = {rounds}, not {plan.rounds}; a run "
+                f"can be given more rounds, not fewer",
             )
-        return True
+        return plan.rounds > rounds
 
     def check_setting(self, setting: Mapping[str, Any], longer: bool = False) -> None:
         """Refuse to resume under another setting: an algorithm, a plan or a budget that the
@@ -406,7 +400,7 @@ class RunFolder:
 def _without_rounds(tables: Mapping[str, Any]) -> dict[str, Any]:
     """The tables without what a longer plan changes."""
     plan = dict(tables.get("plan", {}))
-    plan = {key: value for key, value in plan.items() if key not in ("rounds", "max_rounds")}
+    plan = {key: value for key, value in plan.items() if key != "rounds"}
     return {**{key: tables[key] for key in tables if key != "facts"}, "plan": plan}
 
 

@@ -2,8 +2,7 @@
 
 T is fixed before a run begins. Where a larger T is chosen later, perhaps after looking at what came
 out, the rounds beyond the first T are a mechanism of their own, chosen adaptively: the ε and the δ
-of the parts add (Rogers, Roth, Ullman, Vadhan 2016), as those of two runs do. Where the larger T
-was fixed in advance (``plan.max_rounds``) there is one part, of all rounds.
+of the parts add (Rogers, Roth, Ullman, Vadhan 2016), as those of two runs do.
 :mod:`dpscaffold.privacy.parts` adds.
 """
 

@@ -235,7 +235,7 @@ class RunInProgress(RunDriver):
 
     def _reserve_all(self) -> None:
         """Put all planned rounds into the ledger where outputs may decide how many are run."""
-        if self.stopping is not None or self.setting.plan.max_rounds is not None:
+        if self.stopping is not None:
             self.accounts.count_rest(self.randomness)
 
     def evaluated(self, state: State) -> Metrics:

@@ -105,12 +105,6 @@ class Deployment:
     ) -> DeploymentResult:
         """Enrol and train, or go on where the folder stands. ``continues`` is the folder of a run
         whose rounds that are left are taken, with other sites."""
-        if self.offer.plan.max_rounds is not None:
-            raise BadInput(
-                "not-applicable",
-                "plan.max_rounds is given, and sites agree to the rounds of one offer; leave it "
-                "out",
-            )
         if continues is not None:
             refuse_others(self.offer, self.budget)
         while (place := self.offer.rows.unfitted) is not None:
