@@ -36,7 +36,7 @@ def main() -> None:
     chosen = parser.parse_args()
 
     start = time.perf_counter()
-    train, test = (mnist(chosen.data_dir, part) for part in ("train", "test"))
+    train, test = (mnist(chosen.data_dir, test) for test in (False, True))
     pairs = [
         (pool.take(np.arange(len(pool))), torch.from_numpy(pool.labels)) for pool in (train, test)
     ]

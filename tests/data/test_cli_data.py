@@ -105,7 +105,7 @@ def test_prepare_then_use(tmp_path: Path) -> None:
     out = tmp_path / "kept"
     said = run("prepare", "--source", "digits", "--out", str(out))
     assert "digits, 10 % similar: 10 users" in said and 'source = "saved"' in said
-    assert load(out, verify=True).users == 10
+    assert load(out).users == 10
     found = json.loads(run("describe", "--source", "saved", "--set", f"data.path={out}", "--json"))
     assert found["train_records"] == 1430
     run("prepare", "--source", "digits", "--set", "data.users=5", "--out", str(out), "--overwrite")
@@ -162,6 +162,7 @@ def test_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             "dpscaffold data download mnist",
         ),
         (["describe", "--source", "digits", "--set", "data.records=5000"], "there are 1797"),
+        (["describe", "--source", "digits", "--data-dir", "."], "the source is 'digits'"),
         (["prepare", "--source", "digits"], "--out is missing"),
         (["download", "minst"], "did you mean 'mnist'?"),
     ],

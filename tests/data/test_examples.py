@@ -46,9 +46,7 @@ def test_a_smaller_mnist_run(real_data: Path) -> None:
         "plan.user_ratio=1.0",
         "privacy=false",
     ]
-    settings = load(
-        ROOT / "examples" / "mnist-100.toml", [*changes, f'data.data_dir="{real_data}"']
-    )
+    settings = load(ROOT / "examples" / "mnist-100.toml", [*changes, f'data.path="{real_data}"'])
     federation = load_federation(settings.data)
     setting = settings.setting(federation)
     result = train(federation, setting.task, setting.algorithm, setting.plan)

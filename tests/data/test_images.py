@@ -18,13 +18,15 @@ from dpscaffold.data.sources.idx import read_idx
 Maker = Callable[..., Path]
 
 
-def test_parts_are_pooled_in_order(idx_folder: Maker, tmp_path: Path) -> None:
+def test_training_and_test_files(idx_folder: Maker, tmp_path: Path) -> None:
     folder = idx_folder()
-    pool = images.mnist(tmp_path, part="both")
-    assert (len(pool), pool.features.shape[1], pool.classes) == (80, 30, 10)
-    test = read_idx(folder / "t10k-images-idx3-ubyte.gz").reshape(20, -1)
-    np.testing.assert_array_equal(pool.features[60:], test)
-    np.testing.assert_array_equal(images.mnist(tmp_path, part="test").features, test)
+    for which, size, pool in (
+        ("train", 60, images.mnist(tmp_path)),
+        ("t10k", 20, images.mnist(tmp_path, test=True)),
+    ):
+        pixels = read_idx(folder / f"{which}-images-idx3-ubyte.gz").reshape(size, -1)
+        np.testing.assert_array_equal(pool.features, pixels)
+        assert (len(pool), pool.features.shape[1], pool.classes) == (size, 30, 10)
 
 
 def test_pixels_are_in_the_unit_interval(idx_folder: Maker, tmp_path: Path) -> None:
@@ -41,27 +43,18 @@ def test_uncompressed_files_are_found(idx_folder: Maker, tmp_path: Path) -> None
     assert len(images.fashion_mnist(tmp_path)) == 60
 
 
-def test_emnist_is_put_upright_and_letters_count_from_zero(tmp_path: Path) -> None:
+def test_emnist_is_put_upright_and_its_parts_are_pooled_in_order(tmp_path: Path) -> None:
     folder = tmp_path / "emnist" / "gzip"
     folder.mkdir(parents=True)
-    upright = np.zeros((26, 4, 4), dtype=np.uint8)
-    upright[:, 0, :] = 200  # a bar along the top
-    for part in ("train", "test"):
-        write_idx(
-            folder / f"emnist-letters-{part}-images-idx3-ubyte.gz",
-            upright.transpose(0, 2, 1).copy(),
-        )
-        write_idx(
-            folder / f"emnist-letters-{part}-labels-idx1-ubyte.gz", np.arange(1, 27, dtype=np.uint8)
-        )
-    pool = images.emnist("letters", tmp_path)
-    np.testing.assert_array_equal(pool.features[0].reshape(4, 4), upright[0])
-    assert pool.labels[:26].tolist() == list(range(26)) and pool.classes == 26
-
-
-def test_an_unknown_split(tmp_path: Path) -> None:
-    with refuses("unknown-choice: 'balanced'"):
-        images.emnist("balancd", tmp_path)
+    upright = np.zeros((2, 47, 4, 4), dtype=np.uint8)
+    upright[0, :, 0, :], upright[1, :, 0, :] = 200, 100  # a bar along the top
+    for pixels, part in zip(upright, ("train", "test"), strict=True):
+        stem = f"emnist-balanced-{part}"
+        write_idx(folder / f"{stem}-images-idx3-ubyte.gz", pixels.transpose(0, 2, 1).copy())
+        write_idx(folder / f"{stem}-labels-idx1-ubyte.gz", np.arange(47, dtype=np.uint8))
+    pool = images.emnist(tmp_path)
+    np.testing.assert_array_equal(pool.features.reshape(2, 47, 4, 4), upright)
+    assert pool.labels.tolist() == 2 * list(range(47)) and pool.classes == 47
 
 
 def test_counts_that_differ(idx_folder: Maker, tmp_path: Path) -> None:
@@ -107,9 +100,7 @@ def test_real_mnist_and_emnist47_load_and_split_quickly(real_data: Path) -> None
         ("emnist47", 8.0, (40, 80_000, 47)),
     ):
         start = time.process_time()
-        federation = load_federation(
-            {"source": source, "data_dir": str(real_data), "preprocess": []}
-        )
+        federation = load_federation({"source": source, "path": str(real_data), "preprocess": []})
         assert time.process_time() - start < limit
         assert (federation.users, len(federation.train), federation.classes) == expected
 

@@ -80,7 +80,7 @@ def test_raw_rows_of_a_table_become_the_features_exactly(
         rows[0] = (rows[0][0], "red", rows[0][2])
     options = visits(folder / "visits.csv", rows, preprocess=steps, test_ratio=0.3)
     federation = load_federation(options)
-    stored = load(prepare(options, folder / "kept"), verify=True)
+    stored = load(prepare(options, folder / "kept"))
     for data in (federation, stored):
         features = np.concatenate([data.train.features.numpy(), data.test.features.numpy()])
         raw = np.array(rows, dtype=object)

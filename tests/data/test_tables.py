@@ -104,7 +104,7 @@ def test_streaming_gives_what_loading_gives(
         if "user" not in options:
             settings["features"] = ["age", "dose"]
         loaded = load_federation(settings)
-        stored = load(prepare(settings, tmp_path / "stored", overwrite=True), verify=True)
+        stored = load(prepare(settings, tmp_path / "stored", overwrite=True))
         for a, b in ((loaded.train, stored.train), (loaded.test, stored.test)):
             assert torch.equal(a.labels, b.labels) and torch.equal(a.offsets, b.offsets)
             torch.testing.assert_close(a.features, b.features, atol=1e-5, rtol=1e-5)

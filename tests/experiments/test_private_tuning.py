@@ -426,6 +426,8 @@ def test_an_earlier_private_tuning_is_not_written_over(tmp_path):
             {"source": "csv", "path": "b.csv", "label": "y", "user": "u"},
             False,
         ),
+        ({"source": "mnist", "path": "a"}, {"source": "mnist", "path": "copy"}, True),
+        ({"source": "mnist", "path": "a"}, {"source": "emnist", "path": "a"}, False),
     ],
 )
 @pytest.mark.parametrize("mode", [True, False])

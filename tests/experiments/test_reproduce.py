@@ -133,8 +133,8 @@ def test_the_data_folder_of_a_request_names_no_other_run(tmp_path, monkeypatch):
     digest, read = case.digest, []
     monkeypatch.setattr(runner, "load_federation", read.append)
     runner.Loader(data_dir=tmp_path).get(case)
-    assert read[0].data_dir == str(tmp_path)
-    assert case.settings.data.data_dir is None and replace(case, labels={}).digest == digest
+    assert read[0].path == str(tmp_path)
+    assert case.settings.data.path is None and replace(case, labels={}).digest == digest
 
 
 def test_six_algorithms_at_three_levels_and_two_k():

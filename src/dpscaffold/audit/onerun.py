@@ -120,7 +120,8 @@ def refuse_unfit(data: Federation) -> None:
     if data.mapped:
         raise BadInput(
             "data-not-in-memory",
-            "--one-run needs data that fit in memory; leave it out for mapped data",
+            "--one-run needs data in memory, and these were stored by 'dpscaffold data prepare'; "
+            "name their source in [data]",
         )
     if not bool((data.train.sizes >= 2).any()):
         raise BadInput(

@@ -227,7 +227,7 @@ def _settings(
 ) -> Any:
     """The [data] settings that a configuration and options come to."""
     from dpscaffold.config import load
-    from dpscaffold.data.config import SOURCES
+    from dpscaffold.data.config import SOURCES, Images
 
     if config is not None and source is not None:
         raise BadInput(
@@ -246,9 +246,16 @@ def _settings(
             "unknown-source",
             f"--source is '{source}'{nearest(source, SOURCES)}; there are {', '.join(SOURCES)}",
         )
-    if data_dir is not None:
-        changes.append(f"data.data_dir={json.dumps(str(data_dir))}")
-    return load(config, changes).data
+    settings = load(config, changes).data
+    if data_dir is None:
+        return settings
+    if not isinstance(settings, Images):
+        raise BadInput(
+            "not-applicable",
+            f"--data-dir is {data_dir}, the folder of published images, and the source is "
+            f"'{settings.source}'; leave it out",
+        )
+    return settings.model_copy(update={"path": str(data_dir)})
 
 
 #: What is counted where the target is no class.

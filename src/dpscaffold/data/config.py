@@ -56,15 +56,6 @@ ARRAY_STEPS = ("unit-norm",)
 PathText = Annotated[str, BeforeValidator(lambda p: os.fspath(p) if isinstance(p, Path) else p)]
 
 
-def located(path: str, data_dir: str | None) -> Path:
-    """A path as given or, where it is not there, under the data folder that the settings name."""
-    given = Path(path).expanduser()
-    found = given.exists() or any(given.parent.glob(given.name)) if given.name else True
-    if given.is_absolute() or found or data_dir is None:
-        return given
-    return Path(data_dir).expanduser() / path
-
-
 class _Data(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
@@ -138,9 +129,6 @@ class Pooled(_Data):
     """The preprocessing steps of the features, in order. Each step states what it is fitted on.
     Value: names or tables of steps: standardise, centre, unit-norm, clip-norm, pca. Example:
     ``["standardise", "unit-norm"]``"""
-    data_dir: PathText | None = None
-    """The folder of datasets and of relative paths; by default $DPSCAFFOLD_DATA. Example:
-    ``"data"``"""
 
     @property
     def has_users(self) -> bool:
@@ -183,12 +171,15 @@ class Pooled(_Data):
         return self
 
 
-class _Images(Pooled):
-    part: Literal["train", "test", "both"] = "train"
-    """Which of the published files are used: train, test, or both together. Example: ``"both"``"""
+class Images(Pooled):
+    """Published images. Those of MNIST, Fashion-MNIST and CIFAR-10 are the training files, those of
+    both EMNISTs the training and test files together."""
+
+    path: PathText | None = None
+    """The folder of datasets; by default $DPSCAFFOLD_DATA. Example: ``"datasets"``"""
 
 
-class Mnist(_Images):
+class Mnist(Images):
     """MNIST; the defaults are the paper's M = 60, R = 1000 on the 60,000 training images."""
 
     source: Literal["mnist"]
@@ -196,7 +187,7 @@ class Mnist(_Images):
     records: int | None = Field(default=1000, ge=2)
 
 
-class FashionMnist(_Images):
+class FashionMnist(Images):
     """Fashion-MNIST, by default partitioned as MNIST is."""
 
     source: Literal["fashion-mnist"]
@@ -204,27 +195,23 @@ class FashionMnist(_Images):
     records: int | None = Field(default=1000, ge=2)
 
 
-class Emnist(_Images):
-    """EMNIST; the defaults are the paper's M = 40, R = 2500 on train and test pooled."""
+class Emnist(Images):
+    """EMNIST 'balanced'; the defaults are the paper's M = 40, R = 2500 on train and test pooled."""
 
     source: Literal["emnist"]
-    split: Literal["balanced", "byclass", "bymerge", "letters", "digits", "mnist"] = "balanced"
-    """Which of EMNIST's six splits is used. Example: ``"letters"``"""
-    part: Literal["train", "test", "both"] = "both"
     users: int | None = Field(default=40, ge=1)
     records: int | None = Field(default=2500, ge=2)
 
 
-class Emnist47(_Images):
+class Emnist47(Images):
     """The EMNIST-47 subset, partitioned as the paper's EMNIST is."""
 
     source: Literal["emnist47"]
-    part: Literal["train", "test", "both"] = "both"
     users: int | None = Field(default=40, ge=1)
     records: int | None = Field(default=2500, ge=2)
 
 
-class Cifar10(_Images):
+class Cifar10(Images):
     """CIFAR-10 among 50 users of 1000 records."""
 
     source: Literal["cifar10"]
@@ -354,8 +341,8 @@ class TabularFile(Pooled):
     then says so, because this is outside ε. If you remove the key, you vouch that every line is
     known without looking at the records. Example: ``true``"""
     path: PathText
-    """The file, or a folder or pattern ('sites/*.csv') of files with the same columns. It is
-    searched in the working folder, then in data_dir. Example: ``"visits.csv"``"""
+    """The file, or a folder or pattern ('sites/*.csv') of files with the same columns. Example:
+    ``"visits.csv"``"""
     label: str | tuple[str, ...]
     """The column to predict. A list of columns with 0 and 1 makes a multi-label target. Example:
     ``"readmitted"``"""
@@ -502,7 +489,7 @@ class TabularFile(Pooled):
 
     @property
     def has_users(self) -> bool:
-        return self.user is not None or is_many(located(self.path, self.data_dir))
+        return self.user is not None or is_many(Path(self.path).expanduser())
 
 
 class Csv(TabularFile):
@@ -560,8 +547,7 @@ class Npz(Pooled):
     then says so, because this is outside ε. If you remove the key, you vouch that every line is
     known without looking at the records. Example: ``true``"""
     path: PathText
-    """The .npz file. It is searched in the working folder, then in data_dir. Example:
-    ``"visits.npz"``"""
+    """The .npz file. Example: ``"visits.npz"``"""
     target: Predicted = "class"
     """What is predicted: a class, a number with its public range, or several labels of 0 and 1 (in
     an npz file 'labels' then has the shape (n, L)). Training maps the range to -1 to 1 and clips
@@ -582,10 +568,6 @@ class Saved(BaseModel):
     source: Literal["saved"]
     path: PathText
     """The folder that 'dpscaffold data prepare' wrote. Example: ``"prepared"``"""
-    mapped: bool = True
-    """Whether the stored federation is memory-mapped instead of loaded. Example: ``false``"""
-    verify: bool = False
-    """Whether the digest of the stored arrays is verified. Example: ``true``"""
     declared_sizes: int | tuple[int, ...] | None = None
     """The users' training sizes as declared to the server: one number, or one per user. Needed for
     neighbours 'add-remove'. Example: ``1000``"""

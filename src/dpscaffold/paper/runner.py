@@ -13,6 +13,7 @@ import torch
 
 from dpscaffold.checks import floor_share
 from dpscaffold.config import Run
+from dpscaffold.data.config import Images
 from dpscaffold.data.loading import load_federation
 from dpscaffold.federation import Federation
 from dpscaffold.paper.archive import Archive
@@ -124,8 +125,8 @@ class Loader:
         """The federation of a case; equal tables give the same object, so a stack stores it
         once."""
         data = case.settings.data
-        if self.data_dir is not None and "data_dir" in type(data).model_fields:
-            data = data.model_copy(update={"data_dir": str(self.data_dir)})
+        if self.data_dir is not None and isinstance(data, Images):
+            data = data.model_copy(update={"path": str(self.data_dir)})
         base = data.model_dump_json()
         if case.fold is None:
             return self._remember(base, lambda: load_federation(data))

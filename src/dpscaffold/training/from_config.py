@@ -13,7 +13,6 @@ from dpscaffold.algorithms.failing import own_failures
 from dpscaffold.checks import instance
 from dpscaffold.config import Configuration, Run, load
 from dpscaffold.config.release import for_release
-from dpscaffold.data.config import located
 from dpscaffold.data.loading import load_federation
 from dpscaffold.engines.ranks import Ranks
 from dpscaffold.errors import BadInput
@@ -248,7 +247,7 @@ def stopping_of(settings: Configuration) -> Stopping | None:
     own = getattr(settings.data, "label", None)
     label = given.label or (own if isinstance(own, str) else None)
     return Stopping(
-        located(given.path, getattr(settings.data, "data_dir", None)),
+        Path(given.path).expanduser(),
         label=label,
         patience=given.patience,
     )

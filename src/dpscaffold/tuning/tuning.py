@@ -19,7 +19,7 @@ from typing import Any, Literal
 import torch
 
 from dpscaffold.config import Configuration, Run, override, parse
-from dpscaffold.data.config import DataSettings, located
+from dpscaffold.data.config import DataSettings, Images
 from dpscaffold.data.loading import load_federation
 from dpscaffold.data.sentences import mistake_of
 from dpscaffold.errors import BadInput
@@ -181,12 +181,10 @@ def refuse_private_as_public(settings: Configuration, table: TuneSettings) -> No
 
 
 def _same_records(one: DataSettings, other: DataSettings) -> bool:
+    published = isinstance(one, Images) or isinstance(other, Images)
     paths = [getattr(data, "path", None) for data in (one, other)]
-    if None not in paths:
-        places = [getattr(data, "data_dir", None) for data in (one, other)]
-        first, second = (
-            located(str(path), place).resolve() for path, place in zip(paths, places, strict=True)
-        )
+    if None not in paths and not published:  # copies of published images are the same records
+        first, second = (Path(str(path)).expanduser().resolve() for path in paths)
         return first == second
     if one.source != other.source:
         return False

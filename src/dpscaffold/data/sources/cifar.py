@@ -13,7 +13,6 @@ import numpy as np
 
 from dpscaffold.data.pool import Pool
 from dpscaffold.data.sources.catalogue import CATALOGUE, data_folder
-from dpscaffold.data.sources.images import Part
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.schema import Target
 
@@ -31,21 +30,16 @@ CLASSES = (
     "ship",
     "truck",
 )
-_TRAIN = tuple(f"data_batch_{i}" for i in range(1, 6))
-#: MD5 of the two published archives.
+BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))
 
 
-def cifar10(data_dir: str | Path | None = None, part: Part = "train") -> Pool:
-    """CIFAR-10: 50,000 train and 10,000 test photographs, rows of 3,072 bytes (red, green, blue
-    planes).
+def cifar10(data_dir: str | Path | None = None) -> Pool:
+    """CIFAR-10: its 50,000 training photographs, rows of 3,072 bytes (red, green, blue planes).
 
     Reads ``<data folder>/cifar10/cifar-10-binary.tar.gz``, without unpacking it.
     """
     folder = data_folder(data_dir) / "cifar10"
-    if part not in ("train", "test", "both"):
-        raise BadInput("unknown-choice", f"part is '{part}'; it must be 'train', 'test' or 'both'")
-    names = {"train": _TRAIN, "test": ("test_batch",), "both": (*_TRAIN, "test_batch")}[part]
-    batches = [_batch(content, where) for content, where in _contents(folder, names)]
+    batches = [_batch(content, where) for content, where in _contents(folder)]
     return Pool(
         np.concatenate([x for x, _ in batches]),
         np.concatenate([y for _, y in batches]),
@@ -55,7 +49,7 @@ def cifar10(data_dir: str | Path | None = None, part: Part = "train") -> Pool:
     )
 
 
-def _contents(folder: Path, names: tuple[str, ...]) -> list[tuple[bytes, str]]:
+def _contents(folder: Path) -> list[tuple[bytes, str]]:
     """The bytes of each batch file and where they were found."""
     archive = folder / CATALOGUE["cifar10"].files[0].name
     if not archive.is_file():
@@ -64,26 +58,26 @@ def _contents(folder: Path, names: tuple[str, ...]) -> list[tuple[bytes, str]]:
             f"{archive.name} is not in {folder}; run 'dpscaffold data download cifar10', or say "
             f"where it is with --data-dir or DPSCAFFOLD_DATA",
         )
-    return _unpacked(archive, names)
+    return _unpacked(archive)
 
 
-def _unpacked(archive: Path, names: tuple[str, ...]) -> list[tuple[bytes, str]]:
+def _unpacked(archive: Path) -> list[tuple[bytes, str]]:
     found: dict[str, bytes] = {}
     try:
         with tarfile.open(archive, "r:gz") as tar:
             for member in tar:
                 stem = Path(member.name).name.removesuffix(".bin")
-                if stem in names and member.isfile():
+                if stem in BATCHES and member.isfile():
                     content = tar.extractfile(member)
                     found[stem] = content.read() if content else b""
     except (tarfile.TarError, EOFError, OSError, zlib.error) as problem:
         raise BadInput(
             "dataset-damaged", f"{archive} is a damaged archive ({problem}); fetch it again"
         ) from None
-    missing = [name for name in names if name not in found]
+    missing = [name for name in BATCHES if name not in found]
     if missing:
         raise BadInput("dataset-damaged", f"{archive} has no {missing[0]}; fetch it again")
-    return [(found[name], f"{archive}:{name}") for name in names]
+    return [(found[name], f"{archive}:{name}") for name in BATCHES]
 
 
 def _batch(content: bytes, where: str) -> tuple[np.ndarray, np.ndarray]:

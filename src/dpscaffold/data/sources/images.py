@@ -9,22 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
 from dpscaffold.data.pool import Pool
 from dpscaffold.data.sources.catalogue import CATALOGUE, data_folder
 from dpscaffold.data.sources.idx import read_idx, shape_text
-from dpscaffold.errors import BadInput, nearest
+from dpscaffold.errors import BadInput
 from dpscaffold.federation.schema import Target
-
-Part = Literal["train", "test", "both"]
 
 #: What the classes of images are called, in order. EMNIST's merged classes hold both cases of the
 #: letters whose cases look alike.
-DIGITS, UPPER, LOWER = "0123456789", "ABCDEFGHIJKLMNOPQRSTUVWXYZ", "abcdefghijklmnopqrstuvwxyz"
-MERGED = DIGITS + UPPER + "abdefghnqrt"
+DIGITS = "0123456789"
+MERGED = DIGITS + "ABCDEFGHIJKLMNOPQRSTUVWXYZ" + "abdefghnqrt"
 CLOTHES = (
     "T-shirt/top",
     "trouser",
@@ -38,60 +35,31 @@ CLOTHES = (
     "ankle boot",
 )
 
-#: The splits of EMNIST: classes and first label.
-EMNIST_SPLITS: dict[str, tuple[str, int]] = {
-    "balanced": (MERGED, 0),
-    "byclass": (DIGITS + UPPER + LOWER, 0),
-    "bymerge": (MERGED, 0),
-    "letters": (UPPER, 1),
-    "digits": (DIGITS, 0),
-    "mnist": (DIGITS, 0),
-}
+
+def mnist(data_dir: str | Path | None = None, test: bool = False) -> Pool:
+    """MNIST: its 60,000 training digits, or its 10,000 test digits."""
+    return _published("mnist", "MNIST", data_dir, (test,), DIGITS)
 
 
-def mnist(data_dir: str | Path | None = None, part: Part = "train") -> Pool:
-    """MNIST: 60,000 train and 10,000 test digits. ``part`` chooses which files are pooled."""
-    return _published("mnist", "MNIST", data_dir, part, DIGITS)
+def fashion_mnist(data_dir: str | Path | None = None) -> Pool:
+    """Fashion-MNIST: its 60,000 training pictures of clothes."""
+    return _published("fashion-mnist", "Fashion-MNIST", data_dir, (False,), CLOTHES)
 
 
-def fashion_mnist(data_dir: str | Path | None = None, part: Part = "train") -> Pool:
-    """Fashion-MNIST: 60,000 train and 10,000 test pictures of clothes."""
-    return _published("fashion-mnist", "Fashion-MNIST", data_dir, part, CLOTHES)
-
-
-def emnist47(data_dir: str | Path | None = None, part: Part = "both") -> Pool:
+def emnist47(data_dir: str | Path | None = None) -> Pool:
     """The EMNIST-47 subset: 110,677 upright letters and digits in the classes of EMNIST 'balanced'.
 
     It is not EMNIST 'balanced' (131,600 images): results on it carry its own name.
     """
-    return _published("emnist47", "EMNIST-47 subset", data_dir, part, MERGED)
+    return _published("emnist47", "EMNIST-47 subset", data_dir, (False, True), MERGED)
 
 
-def emnist(
-    split: str = "balanced",
-    data_dir: str | Path | None = None,
-    part: Part = "both",
-) -> Pool:
-    """One of the six splits of EMNIST, its images (published transposed) put upright.
-
-    Labels count from 0 ('letters' is published from 1).
-    """
-    if split not in EMNIST_SPLITS:
-        raise BadInput(
-            "unknown-choice",
-            f"EMNIST has no split '{split}'{nearest(split, EMNIST_SPLITS)}; there are "
-            f"{', '.join(EMNIST_SPLITS)}",
-        )
-    classes, first = EMNIST_SPLITS[split]
+def emnist(data_dir: str | Path | None = None) -> Pool:
+    """EMNIST 'balanced', its images (published transposed) put upright."""
     folder = data_folder(data_dir) / "emnist"
-    images, labels = [], []
-    for name in ("train", "test"):
-        if part not in (name, "both"):
-            continue
-        pixels, kinds = _pair(folder, f"emnist-{split}-{name}", "emnist")
-        images.append(pixels.transpose(0, 2, 1))
-        labels.append(kinds.astype(np.int64) - first)
-    return _pool(images, labels, classes, f"EMNIST {split}")
+    pairs = [_pair(folder, f"emnist-balanced-{name}", "emnist") for name in ("train", "test")]
+    images = [pixels.transpose(0, 2, 1) for pixels, _ in pairs]
+    return _pool(images, [kinds.astype(np.int64) for _, kinds in pairs], MERGED, "EMNIST balanced")
 
 
 def digits() -> Pool:
@@ -121,15 +89,14 @@ def _published(
     name: str,
     title: str,
     data_dir: str | Path | None,
-    part: Part,
+    tests: Sequence[bool],
     classes: Sequence[str],
 ) -> Pool:
-    """The pool of a dataset whose files are ``train-…`` and ``t10k-…`` or ``test-…``."""
-    stems = [CATALOGUE[name].files[i].name.split("-")[0] for i in (0, 2)]
-    chosen = {"train": stems[:1], "test": stems[1:], "both": stems}.get(part)
-    if chosen is None:
-        raise BadInput("unknown-choice", f"part is '{part}'; it must be 'train', 'test' or 'both'")
-    pairs = [_pair(data_folder(data_dir) / name, stem, name) for stem in chosen]
+    """The pool of a dataset whose files are ``train-…`` and ``t10k-…`` or ``test-…``; ``tests``
+    says of each part that is pooled whether it is that of the test images."""
+    files = CATALOGUE[name].files
+    stems = [files[2 if test else 0].name.split("-")[0] for test in tests]
+    pairs = [_pair(data_folder(data_dir) / name, stem, name) for stem in stems]
     return _pool([x for x, _ in pairs], [y.astype(np.int64) for _, y in pairs], classes, title)
 
 
