@@ -205,7 +205,6 @@ CHOICES: dict[str, dict[str, Any]] = {
     "optimum": {"task.optimum": True, "task.class_weights": [1.0, 2.0, 0.5]},
     "median clip": {"privacy.clip": "median", "privacy.noise": 2.0},
     "user epsilon": {"privacy.noise": 2.0, "privacy.user_epsilon": 2.5},
-    "target epsilon": {"privacy.noise": 2.0, "privacy.target_epsilon": 1.0},
     "unequal sizes": {"privacy.noise": 2.0, "data.size_spread": 0.5, "plan.weighting": "records"},
 }
 
@@ -266,7 +265,7 @@ PROTECTED: dict[str, tuple[dict[str, Any] | None, dict[str, Any]]] = {
     "user level": ({"clip": 0.7, "noise": 0.5, "unit": "user"}, {}),
     "calibrated": ({"clip": 0.7, "epsilon": 3.0, "view": "third-party"}, {}),
     "private preparation": (
-        {"clip": 0.7, "noise": 2.0, "target_epsilon": 9.0},
+        {"clip": 0.7, "noise": 2.0},
         {
             "preprocess": [
                 {"step": "standardise", "fit": "private", "norm_bound": 1.0, "noise": 9.0},

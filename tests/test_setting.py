@@ -207,7 +207,7 @@ def test_settings_tell_themselves_apart_in_words():
         replace(base, algorithm=with_momentum(fedprox(0.1))),
         replace(base, plan=base.plan.changed(seed=3)),
         replace(base, privacy=base.privacy.changed(noise=9.0)),
-        replace(base, budget=Budget(target_epsilon=2.0)),
+        replace(base, budget=Budget(user_epsilon=2.0)),
         replace(base, task=Mlp(4, 3, hidden=2)),
     ]
     told = [json.dumps(one.to_dict(), sort_keys=True) for one in (base, *others)]

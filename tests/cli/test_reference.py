@@ -76,7 +76,6 @@ REFUSED = {
     "privacy.neighbours": "near",
     "privacy.delta": 2.0,
     "privacy.user_epsilon": 0.0,
-    "privacy.target_epsilon": -1.0,
     "privacy.allow": ["everything"],
 }
 

@@ -798,8 +798,8 @@ def test_what_has_no_rest_of_its_own_is_refused(joined):
         with refuses(expected):
             made.run(joined.world.names, False, joined.first)
     made = joined.made()
-    made.budget = Budget(delta=1e-5, target_epsilon=0.2)
-    with refuses("not-applicable: privacy.target_epsilon"):
+    made.budget = Budget(delta=1e-5, user_epsilon=0.2)
+    with refuses("not-applicable: privacy.user_epsilon"):
         made.run(joined.world.names, False, joined.first)
     with refuses("roster-changed: none of them"):
         joined.go_on([joined.late])

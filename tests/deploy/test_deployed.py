@@ -343,19 +343,6 @@ def test_a_run_goes_on_under_a_new_coordinators_key(tmp_path):
     assert torch.equal(served.state.params, simulated(world).reached.params)
 
 
-def test_a_budget_of_the_servers_own_halts_the_run(tmp_path):
-    world = World(tmp_path / "sites", "scaffold", privacy=SECRET, rounds=6, user_ratio=1.0)
-    budget = Budget(delta=1e-5, target_epsilon=0.2, absent=MAY_STAY_AWAY)
-    served = deployment(world, tmp_path / "run", budget).run(world.names, False)
-    assert served.ended == "budget" and 0 < served.state.round < 6
-    assert served.history[-1].round == served.state.round  # its last model is evaluated
-    assert RunFolder(tmp_path / "run").load_checkpoint().state.round == served.state.round
-    summary = RunFolder(tmp_path / "run").summary()
-    assert (summary.ended, summary.final["round"]) == ("budget", served.state.round)
-    for name in world.names:  # the sites get what there is
-        assert torch.equal(world.model(name).params, served.state.output)
-
-
 def test_uploads_that_do_no_good_are_not_added(tmp_path):
     """A site may send any upload of its own; one that is not finite is dropped."""
     world = World(tmp_path / "sites", "scaffold", privacy=FIXED, rounds=2, user_ratio=1.0)

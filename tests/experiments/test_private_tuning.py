@@ -441,12 +441,11 @@ def test_private_records_do_not_pass_as_public_ones(private, public, refused, mo
         parse_tuning(tables)
 
 
-@pytest.mark.parametrize("limit", ["user_epsilon", "target_epsilon"])
-def test_limits_that_tuning_does_not_keep_are_refused(limit):
+def test_limits_that_tuning_does_not_keep_are_refused():
     settings, table = parse_tuning(
-        TOY | {"privacy": {"noise": 4.0, limit: 1}, "tune": PRIVATE | {"trials": 2.0}}
+        TOY | {"privacy": {"noise": 4.0, "user_epsilon": 1}, "tune": PRIVATE | {"trials": 2.0}}
     )
-    with refuses(f"not-applicable: privacy.{limit} is 1 … tune.private"):
+    with refuses("not-applicable: privacy.user_epsilon is 1 … tune.private"):
         tune_privately(settings, table, CPU, choosing=random.Random(0))
 
 

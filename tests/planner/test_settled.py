@@ -123,7 +123,6 @@ def test_a_plan_with_secure_sums_needs_an_algorithm_that_is_proved(tmp_path):
 def test_what_was_given_is_written(tmp_path):
     limits = {
         "user_epsilon": 1.5,
-        "target_epsilon": 1.9,
         "release": True,
         "colluders": 2,
         "delta": 1e-5,

@@ -18,9 +18,7 @@ from forked import Lost, begin, ended, expect, nothing, run, said
 from works import Work, check_statement, trained
 
 NOBODY = 65534
-#: Below the ε of the eight rounds of :data:`works.CONFIG`, and above that of one.
-TARGET = 0.55
-ENDINGS = ("completed", "stopped", "halted")
+ENDINGS = ("completed", "stopped")
 
 
 def kill_once(work: Work, home: Path, rng: random.Random) -> str:
@@ -103,11 +101,10 @@ def stop_at(round: int) -> Callable[[], None]:
 
 
 def killed_then_ended_once(home: Path, ending: str, seconds: float, rng: random.Random) -> str:
-    """A secret run killed −9 at three moments, each time resumed, and then ended in one of three
+    """A secret run killed −9 at three moments, each time resumed, and then ended in one of two
     ways: what it states is what its journal says was released."""
     folder = Work("ended", [], trained).fresh(home)
-    halting = ["--set", f"privacy.target_epsilon={TARGET}"] if ending == "halted" else []
-    arguments = [*RESUMED, *SECRET, *halting]
+    arguments = [*RESUMED, *SECRET]
     for _ in range(3):
         child = begin(folder, arguments)
         time.sleep(rng.random() * seconds)
@@ -122,8 +119,6 @@ def killed_then_ended_once(home: Path, ending: str, seconds: float, rng: random.
     true = world.epsilon_of(stated, len(times), repeats)
     if abs(stated.server - true) > 1e-9 * true or stated.rounds != len(times):
         raise Lost(f"{ending}: {stated.server} is stated, {true} was released")
-    if ending == "halted" and true > TARGET:
-        raise Lost(f"halted at {TARGET}, {true} was released")
     if ending == "completed" and len(times) != 8:
         raise Lost(f"completed after {len(times)} rounds")
     shutil.rmtree(folder)
@@ -134,9 +129,7 @@ def interrupted(home: Path, secret: bool) -> Path:
     """The folder of a run that was stopped in its midst, in a folder of its own."""
     folder = Work("stopped", [], trained).fresh(home)
     options = SECRET if secret else []
-    # A target that halts it before the end leaves a folder as an interruption does.
     first = ["train", "run.toml", "--out", "run", *options]
-
     status = run(folder, first, stop_at(5))
     expect(status == 143, f"a run is not interrupted (status {status})", folder)
     return folder

@@ -184,18 +184,6 @@ def test_a_budget_file_grants_further_rounds_or_refuses_them(tmp_path: Path) -> 
     assert len(BudgetFile(path).read().grants) == 2, "resuming asks for nothing again"
 
 
-def test_a_target_halts_the_further_rounds(tmp_path: Path) -> None:
-    probe = go(PLAN.changed(rounds=7), tmp_path / "probe", False)
-    run = read_account(tmp_path / "probe").ledger.run
-    assert probe.rounds == 7
-    target = alone(6, run) + alone(2, run) + 1e-6
-    budget = Budget(target_epsilon=target)
-    go(PLAN, tmp_path / "run", False, budget=budget)
-    more = go(PLAN.changed(rounds=12), tmp_path / "run", budget=budget)
-    assert more.ended == "budget" and more.rounds == 8
-    assert more.privacy.towards("server").epsilon <= target
-
-
 @pytest.mark.parametrize("privacy", [NOISY, SECRET], ids=["seeded", "secret"])
 def test_what_each_user_may_spend_holds_over_all_parts(tmp_path: Path, privacy) -> None:
     """A user declines where its sum over the parts, found here from the journal alone, would exceed

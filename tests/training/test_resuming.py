@@ -41,7 +41,7 @@ from dpscaffold.runs.ledger import LedgerSummary, read_account
 
 PLAN = Plan(rounds=6, local_steps=2, user_ratio=0.25, evaluate_every=2, checkpoint_every=3)
 NOISY = Gaussian(clip=1.0, noise=3.0)
-BUDGET = Budget(delta=1e-3, user_epsilon=40.0, target_epsilon=30.0, view="server")
+BUDGET = Budget(delta=1e-3, user_epsilon=40.0, view="server")
 
 
 class Cut(Exception):
@@ -225,8 +225,7 @@ def test_numbers_are_found_where_algorithms_keep_them():
     [
         ({"delta": 1e-2}, "budget.delta = 0.001, not 0.01"),
         ({"user_epsilon": 50.0}, "budget.user_epsilon = 40.0, not 50.0"),
-        ({"target_epsilon": 35.0}, "budget.target_epsilon = 30.0, not 35.0"),
-        ({"target_epsilon": None}, "budget.target_epsilon = 30.0, not None"),
+        ({"user_epsilon": None}, "budget.user_epsilon = 40.0, not None"),
         ({"view": "third-party"}, "budget.view = 'server', not 'third-party'"),
     ],
     ids=str,

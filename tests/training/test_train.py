@@ -253,20 +253,6 @@ def test_resuming_a_capped_run_admits_the_same_users(federation, tmp_path):
     assert torch.equal(go(tmp_path / "cut", resume=True).params, whole.params)
 
 
-def test_training_halts_before_a_target_is_exceeded(federation):
-    """The round that would exceed the target is not run, and the reason is given."""
-    free = train(federation, Logistic(40, 10), fedavg(), plan(), NOISY)
-    target = 0.7 * free.privacy.towards("server").epsilon
-    result = train(
-        federation, Logistic(40, 10), fedavg(), plan(), NOISY, budget=Budget(target_epsilon=target)
-    )
-    assert result.ended == "budget" and 0 < result.rounds < 9
-    assert result.privacy.towards("server").epsilon <= target
-    run = result.setting.describe()
-    assert over_draw(run, result.rounds + 1) > target
-    assert "would exceed" in result.message and result.history[-1]["round"] == result.rounds
-
-
 def test_median_clip_and_no_privacy_state_that_there_is_no_guarantee(federation):
     median = train(
         federation, Logistic(40, 10), fedavg(), plan(), Gaussian(clip="median", noise=3.0)
@@ -277,20 +263,21 @@ def test_median_clip_and_no_privacy_state_that_there_is_no_guarantee(federation)
     assert bare.privacy.towards("server").epsilon is None and "not private" in bare.privacy.reason
 
 
-def test_no_guarantee_for_users_weighted_by_their_records(federation):
+def test_no_guarantee_for_users_weighted_by_their_records(federation, tmp_path):
     """The weights tell how many records a user has: the run trains, and says that it promises
     nothing."""
     private = Gaussian(clip=1.0, noise=1.0, unit="user")
     result = train(federation, Logistic(40, 10), fedavg(), plan(weighting="records"), private)
     assert result.privacy.towards("server").epsilon is None and "weighting" in result.privacy.reason
-    with refuses("no-privacy: target_epsilon"):
+    with refuses("no-privacy: budget_file"):
         train(
             federation,
             Logistic(40, 10),
             fedavg(),
             plan(weighting="records"),
             private,
-            budget=Budget(target_epsilon=1.0),
+            budget=Budget(file="b.jsonl"),
+            out=tmp_path,
         )
 
 
@@ -443,7 +430,7 @@ class TestRefusals:
             {"delta": 0.0},
             {"delta": 1.5},
             {"user_epsilon": -1.0},
-            {"target_epsilon": float("nan")},
+            {"user_epsilon": float("nan")},
         ],
     )
     def test_budgets_out_of_range(self, bad):

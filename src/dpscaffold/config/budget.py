@@ -24,8 +24,7 @@ class Budget:
             paper's 1/ΣR_i.
         user_epsilon: The most ε that any user spends, given who took part. A drawn user whose next
             participation would exceed it declines; the draw and the divisor stay the same.
-        target_epsilon: Training halts before ε against ``view`` would exceed it.
-        view: The adversary that ``target_epsilon`` is about.
+        view: The adversary that ``epsilon`` is promised to.
         file: A budget file that several runs over the same records share
             (:mod:`~dpscaffold.runs.budget_file`). The run's whole plan is granted before it begins,
             or refused.
@@ -33,13 +32,12 @@ class Budget:
         absent: Why users may stay away although they were drawn (a deployed site always may).
             Bounds that count everybody's noise then refuse.
 
-    >>> Budget(target_epsilon=1.0).view
+    >>> Budget(user_epsilon=1.0).view
     'server'
     """
 
     delta: Delta | None = None
     user_epsilon: float | None = None
-    target_epsilon: float | None = None
     view: View = "server"
     file: str | Path | None = None
     colluders: int = 1
@@ -59,10 +57,9 @@ class Budget:
             check_delta("privacy.delta", number("privacy.delta", self.delta))
         if type(self.colluders) is not int or self.colluders != 1:
             whole("privacy.colluders", self.colluders, 1)
-        for name in ("user_epsilon", "target_epsilon"):
-            value = getattr(self, name)
-            if value is not None and not number(f"privacy.{name}", value) > 0:
-                raise BadInput("out-of-range", f"privacy.{name} is {value}; it must be positive")
+        value = self.user_epsilon
+        if value is not None and not number("privacy.user_epsilon", value) > 0:
+            raise BadInput("out-of-range", f"privacy.user_epsilon is {value}; it must be positive")
 
     def _check_file(self) -> None:
         """A path becomes text; anything else is refused."""

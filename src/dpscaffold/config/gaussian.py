@@ -95,7 +95,7 @@ class Gaussian(RunTable):
     their own, by name; the key 'default' is for all that it does not name. Value: a number above 0,
     or a table of them. Example: ``1.0``"""
     view: View | None = None
-    """The adversary that epsilon and target_epsilon refer to, by default the server. Example:
+    """The adversary that epsilon is promised to, by default the server. Example:
     ``"third-party"``"""
     colluders: int | None = None
     """The number of participants that pool what they know (view 'participant'). Value: an
@@ -106,9 +106,6 @@ class Gaussian(RunTable):
     user_epsilon: float | None = None
     """A user declines before its own ε, given who took part, would exceed this value. It holds over
     all rounds, later extensions included. Value: a number above 0. Example: ``2.0``"""
-    target_epsilon: float | None = None
-    """Training stops before ε in the given view would exceed this value. Value: a number above 0.
-    Example: ``3.0``"""
     budget_file: PathText | None = None
     """A budget that several runs over the same records share (dpscaffold privacy FILE).
     Example: ``"budget.jsonl"``"""
@@ -188,7 +185,6 @@ class Gaussian(RunTable):
         return Budget(
             self.delta,
             self.user_epsilon,
-            self.target_epsilon,
             self.view or "server",
             self.budget_file,
             1 if self.colluders is None else self.colluders,

@@ -111,7 +111,7 @@ class Run:
         if given != Budget() and given != replace(self.budget, view="server", absent=None):
             raise BadInput(
                 "conflicting-arguments",
-                "privacy has limits (delta, user_epsilon, target_epsilon, budget_file, colluders), "
+                "privacy has limits (delta, user_epsilon, budget_file, colluders), "
                 "and the budget of the run has others; give them in one place",
             )
 

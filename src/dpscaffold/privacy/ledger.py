@@ -124,27 +124,20 @@ class Ledger:
         for."""
         return replace(self.run, extra=max(self.run.extra, self.extra))
 
-    def with_round(self, round: int, again: bool = False) -> tuple[int, int]:
-        """:attr:`rounds` and :attr:`extra` as they would stand with this round recorded too."""
-        more = again and round <= self.rounds
-        return max(round, self.rounds), self.extra + more
-
-    def within(self, first: int, last: int, again: int = 0) -> tuple[int, int]:
+    def within(self, first: int, last: int) -> tuple[int, int]:
         """How many of the rounds from ``first`` to ``last`` are recorded, and how often one of them
-        was run again, for a run whose rounds were planned in parts; as they would stand with the
-        round ``again`` run once more.
+        was run again, for a run whose rounds were planned in parts.
 
         >>> from dpscaffold.privacy import describe
         >>> run = describe(rounds=9, local_steps=2, users=4, cohort_size=2, records=50,
         ...                batch_sizes=5, noise=2.0)
         >>> ledger = Ledger(run)
         >>> ledger.record(1, [0, 3]); ledger.record(2, [3, 1]); ledger.record(2, [0, 3], again=True)
-        >>> ledger.within(1, 1), ledger.within(2, 9), ledger.within(2, 9, again=2)
-        ((1, 0), (1, 1), (1, 2))
+        >>> ledger.within(1, 1), ledger.within(2, 9)
+        ((1, 0), (1, 1))
         """
         inside = sum(n for round, n in self._repeats.items() if first <= round <= last)
-        more = first <= again <= last
-        return max(0, min(self.rounds, last) - first + 1), inside + more
+        return max(0, min(self.rounds, last) - first + 1), inside
 
     def charged(self, costs: Sequence[Cost]) -> Ledger:
         """The same record, with further mechanisms that read the same records."""

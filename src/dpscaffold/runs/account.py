@@ -2,7 +2,7 @@
 said.
 
 The journal ``ledger.jsonl`` gets one line per round *before* the round's uploads are used, so a
-crash can only make the ledger say too much, never too little. Every ε, live, halting or stated,
+crash can only make the ledger say too much, never too little. Every ε, live or stated,
 counts the journalled rounds, those that a crash has lost included. The files are
 :mod:`~dpscaffold.runs.ledger`'s.
 """
@@ -60,7 +60,6 @@ from dpscaffold.runs.ledger import (
 )
 from dpscaffold.runs.parts import Parts, spent_in_parts
 from dpscaffold.runs.reservation import BudgetReservation
-from dpscaffold.runs.target import EpsilonTarget
 
 
 class PrivacyAccount:
@@ -84,12 +83,10 @@ class PrivacyAccount:
         self.folder: RunFolder | None = None
         self._journal: Journal | None = None
         self._reservation: BudgetReservation | None = None
-        self._target: EpsilonTarget | None = None
         self._replay_until = 0
         self.allowed: tuple[str, ...] | None = None  # what a release overlooks; None: no release
         self._summary = LedgerSummary({})
         self._released = 0
-        self._most_rounds = planned
         self._parts = Parts((planned,))
         self._by_part: tuple[Ledger, ...] = ()  # read where each user's ε over parts is needed
         if self.run is None:
@@ -106,23 +103,16 @@ class PrivacyAccount:
         if budget.user_epsilon is not None:
             # Refuses, here and not in the first round, a run without a guarantee.
             self.ledger.declines(0)
-        if budget.target_epsilon is not None:
-            self._require_promise("target_epsilon", "that cannot meet one")
-            self._target = EpsilonTarget.of(self.run, self.costs, budget, planned)
-            self._most_rounds = self._target.most_rounds
         if budget.file is not None:
-            self._require_promise("budget_file", "that nothing can be counted of")
-            rounds = min(planned, self._most_rounds)
+            if reason := no_guarantee(self.run):
+                raise BadInput(
+                    "no-privacy",
+                    f"privacy.budget_file is set for a run that nothing can be counted of: "
+                    f"{reason}",
+                )
             self._reservation = BudgetReservation(
-                str(budget.file), setting, self.run, self.costs, budget.user_epsilon, rounds
+                str(budget.file), setting, self.run, self.costs, budget.user_epsilon, planned
             )
-
-    def _require_promise(self, key: str, which: str) -> None:
-        """Refuse a limit on ε for a run that has none."""
-        if not self.promises:
-            assert self.run is not None
-            reason = no_guarantee(self.run)
-            raise BadInput("no-privacy", f"privacy.{key} is set for a run {which}: {reason}")
 
     def check_room(self) -> None:
         """Refuse, before anything is written, a run that its budget file has no room for."""
@@ -214,9 +204,6 @@ class PrivacyAccount:
         first = self.ledger.run.rounds
         self._parts = read_parts(journal, first) if len(journal) else Parts((first,))
         self.run = replace(self.run, rounds=first)
-        self._most_rounds = min(self._most_rounds, first)
-        if self._target:
-            self._target = replace(self._target, run=self.run, most_rounds=self._most_rounds)
 
     def extend(self, folder: RunFolder) -> None:
         """Give the run the rounds of its setting's plan beyond those that it was planned with: a
@@ -250,11 +237,9 @@ class PrivacyAccount:
 
     def refuses(self, round: int) -> str:
         """Why this round must not run, or the empty string."""
-        reason, again = "", round <= self._replay_until
-        if self._target:
-            reason = self._target.refuses(round, again, self.ledger, self._parts)
-        if not reason and self._reservation:
-            reason = self._reservation.refuses(round, again=again)
+        if not self._reservation:
+            return ""
+        reason = self._reservation.refuses(round, again=round <= self._replay_until)
         planned = self.setting.plan.rounds
         return f"halted after round {round - 1} of {planned}: {reason}" if reason else ""
 

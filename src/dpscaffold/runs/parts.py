@@ -74,12 +74,11 @@ class Parts:
 Price = Callable[[int, int, int], float]
 
 
-def spent_in_parts(parts: Parts, whole: Ledger, price: Price, round: int, again: int = 0) -> float:
-    """ε once this round is over, with all that was released: the sum over the parts. ``again`` is
-    a round that is run once more before that."""
+def spent_in_parts(parts: Parts, whole: Ledger, price: Price, round: int) -> float:
+    """ε once this round is over, with all that was released: the sum over the parts."""
     rounds, total = max(round, whole.rounds), []
     for k, (first, last) in enumerate(parts.spans):
-        _, extra = whole.within(first, last, again)
+        _, extra = whole.within(first, last)
         done = max(0, min(rounds, last) - first + 1)
         if done:
             total.append(price(k, done, extra))

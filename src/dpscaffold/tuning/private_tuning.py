@@ -217,14 +217,13 @@ def _candidate(setting: Run) -> Run:
             "tune.private is true, and a candidate trains without noise; give [privacy] a noise "
             "or an epsilon, and none of tune.grid 0",
         )
-    for name in ("user_epsilon", "target_epsilon"):
-        limit = getattr(setting.budget, name)
-        if limit is not None:
-            raise BadInput(
-                "not-applicable",
-                f"privacy.{name} is {limit:g}, and tune.private is true, which keeps no such limit "
-                f"over its trials; leave it out, and read what they cost together",
-            )
+    limit = setting.budget.user_epsilon
+    if limit is not None:
+        raise BadInput(
+            "not-applicable",
+            f"privacy.user_epsilon is {limit:g}, and tune.private is true, which keeps no such "
+            f"limit over its trials; leave it out, and read what they cost together",
+        )
     return replace(setting, privacy=setting.privacy.changed(secret=True))
 
 

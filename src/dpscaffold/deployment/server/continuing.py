@@ -197,7 +197,6 @@ def refuse_continued(folder: RunFolder, option: str, run: str = "") -> None:
 def refuse_others(offer: Offer, budget: Budget) -> None:
     """Refuse plans of which the rest is not a plan of its own for more sites."""
     limits = {
-        "target_epsilon": budget.target_epsilon,
         "user_epsilon": budget.user_epsilon,
         "budget_file": budget.file,
     }
