@@ -91,11 +91,6 @@ def by_records() -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (one.federation, one.task, one.algorithm, one.plan, one.privacy), {}
 
 
-def clipped() -> tuple[tuple[Any, ...], dict[str, Any]]:
-    one = setting("scaffold", "logistic", "fixed", aggregation="clipped", user_ratio=1.0)
-    return (one.federation, one.task, one.algorithm, one.plan, one.privacy), {}
-
-
 def own_noises() -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Users with noise of their own, weighted by it."""
     plan = {"weighting": "noise"}
@@ -151,7 +146,6 @@ SPECIAL = {
         declared,
         extreme,
         by_records,
-        clipped,
         own_noises,
         personal,
         pulled,
@@ -174,11 +168,11 @@ ON_GPUS = [
     Case("scaffold"),
     Case("scaffold-balanced", chunk=2),
     Case("fedavg", "mlp", "poisson"),
-    *(Special(name) for name in ("secure", "clipped", "personal", "pulled")),
+    *(Special(name) for name in ("secure", "personal", "pulled")),
 ]
 
 #: Those that are run twice on the same ranks: every way of adding.
-AGAIN = [Case("scaffold-balanced"), *(Special(name) for name in ("clipped", "pulled", "many"))]
+AGAIN = [Case("scaffold-balanced"), *(Special(name) for name in ("pulled", "many"))]
 
 #: The run that is stored.
 FOLDER = Case("scaffold-balanced")

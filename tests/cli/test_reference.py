@@ -59,7 +59,6 @@ REFUSED = {
     "plan.server_rate": 0.0,
     "plan.regularisation": -0.1,
     "plan.weighting": "size",
-    "plan.aggregation": "sum",
     "plan.warm_rounds": -1,
     "plan.averaging": "head",
     "plan.tail": 0.0,

@@ -142,7 +142,6 @@ SECURE = replace(SUM, secure=SecureSums(1, 3))
     [
         ({"memory": True}, "memory between rounds"),
         ({"local_steps": 2}, "second local step"),
-        ({"aggregation": "clipped"}, "scales large uploads down"),
         ({"one_sum": False}, "not known to be one vector"),
     ],
 )

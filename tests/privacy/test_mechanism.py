@@ -50,7 +50,6 @@ from dpscaffold.privacy import (
         ({"unit": "site"}, "unknown-choice: unit='site'"),
         ({"weighting": "loss"}, "unknown-choice: weighting='loss'"),
         ({"query": "medians"}, "unknown-choice: query='medians'"),
-        ({"aggregation": "median"}, "unknown-choice: aggregation='median'"),
         ({"louder": [1.5] + [2.0] * 9}, "out-of-range: louder"),
         ({"louder": [1.0] + [0.5] * 9}, "out-of-range: louder"),
         ({"louder": [1.0] + [math.inf] * 9}, "out-of-range: louder"),
@@ -161,7 +160,6 @@ ALTERED: dict[str, tuple[Mechanism, Any]] = {
     "query": (USERS, "sums"),
     "secure": (SUM, SecureSums(1, 4)),
     "extra": (SUM, 1),
-    "aggregation": (SUM, "clipped"),
 }
 #: Fields that change no ε of a run.
 NO_MATTER = {

@@ -233,7 +233,6 @@ def plan_of(numbers: Mapping[str, Any], delta: float | None = None) -> Mechanism
         sizes=sizes,
         **shares(sizes, numbers["user_ratio"], numbers["data_ratio"]),
         weighting="uniform",
-        aggregation="mean",
         declared=False,
         delta=delta,
     )

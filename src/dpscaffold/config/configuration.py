@@ -113,7 +113,6 @@ class Configuration(ConfigTable):
             sizes=sizes,
             **shares(sizes, plan.user_ratio, plan.data_ratio),
             weighting=plan.weighting,
-            aggregation=plan.aggregation,
             declared=self.data.declared_sizes is not None,
             delta=limits.delta,
             declines=limits.declines,

@@ -26,7 +26,6 @@ from dpscaffold.config.table import RunTable
 from dpscaffold.data.config import PathText
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.mechanism import (
-    Aggregation,
     Clip,
     Delta,
     Mechanism,
@@ -278,7 +277,6 @@ class Gaussian(RunTable):
         cohort_size: int,
         batch_sizes: Sequence[int] | NDArray[np.integer[Any]],
         weighting: Weighting,
-        aggregation: Aggregation,
         declared: bool,
         delta: Delta | None,
         declines: str | None = None,
@@ -295,7 +293,6 @@ class Gaussian(RunTable):
             cohort_size: m.
             batch_sizes: b_i of every user.
             weighting: How uploads are weighted in the mean.
-            aggregation: What the server makes of the uploads of a round.
             declared: Whether R_i are constants that were declared without looking at the data.
             delta: δ, or None for the default.
             declines: Why a drawn user may stay away.
@@ -318,7 +315,6 @@ class Gaussian(RunTable):
             sampling=self.sampling,
             unit=self.unit,
             weighting=weighting,
-            aggregation=aggregation,
             delta=delta,
             declines=declines,
             declared_sizes=declared

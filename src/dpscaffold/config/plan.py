@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Weighting = Literal["uniform", "records", "noise"]
-Aggregation = Literal["mean", "clipped"]
 Averaging = Literal["none", "uniform", "tail"]
 Schedule = Literal["constant", "linear", "cosine", "inverse-sqrt"]
 Count = Annotated[int, Field(ge=1)]
@@ -36,7 +35,6 @@ ONE_ROUND: Mapping[str, int | float | str | None] = {
     "server_rate": 1.0,
     "regularisation": 0.0,
     "weighting": "records",
-    "aggregation": "mean",
     "averaging": "none",
     "schedule": "constant",
     "steps_by_user": None,
@@ -81,11 +79,6 @@ class Plan(RunTable):
     weighting: Weighting = "uniform"
     """How participants are averaged: all equally, by their numbers of records, or by their noise:
     1/(v + C²), where v is the variance of a user's noise. Example: ``"records"``"""
-    aggregation: Aggregation = "mean"
-    """What the server makes of the users' updates: their mean, or, with 'clipped', the mean after
-    those longer than the median of their round were scaled down to it, so that no single user can
-    move the model far. It costs no privacy, but rules out bounds that need a plain sum. Example:
-    ``"clipped"``"""
     warm_rounds: int | None = Field(default=None, ge=0)
     """The number of rounds that only set control variates (scaffold-warm); by default round(4/l).
     Value: an integer, 0 or more. Example: ``5``"""

@@ -220,12 +220,6 @@ class Run:
                 f"plan.local_steps is {plan.local_steps}, and secure sums are proved for one local "
                 f"step; set plan.local_steps = 1, or leave secure out",
             )
-        if plan.aggregation != "mean":
-            raise BadInput(
-                "secure-not-proved",
-                f"plan.aggregation is {plan.aggregation!r}, and the server of secure sums sees no "
-                f"single upload; leave it out, or leave secure out",
-            )
         if self.algorithm.memory or self.algorithm.warm_up is not None:
             raise BadInput(
                 "secure-not-proved",
@@ -471,7 +465,6 @@ class Run:
             cohort_size=self.cohort_size,
             batch_sizes=self.batch_sizes.numpy(),
             weighting=plan.weighting,
-            aggregation=plan.aggregation,
             declared=self.roster.declared,
             delta=budget.delta if delta is None else delta,
             declines=budget.declines,

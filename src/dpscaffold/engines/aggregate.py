@@ -1,11 +1,8 @@
-"""The two laws of aggregation: Δy is averaged over those drawn, totals are divided by M. With
-``plan.aggregation = "clipped"`` long moves are scaled down first."""
+"""The two laws of aggregation: Δy is averaged over those drawn, totals are divided by M."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -85,48 +82,6 @@ class Aggregate:
         )
 
 
-class ClippedAggregate(Aggregate):
-    """The mean of moves of which none is longer than the median of their norms.
-
-    One user in a round of m can then move the mean by at most 1/m of that median (for equal
-    weights), whatever it uploads, as long as more than half of the others are honest. Totals are
-    divided by M as usual: c stays the mean of the users' c_i.
-    """
-
-    def __init__(self, setting: Run, draw: Draw, x: Tensor) -> None:
-        super().__init__(setting, draw, x)
-        self._moves: list[Tensor] = []
-
-    def add(self, users: Sequence[int], uploads: Upload) -> None:
-        """The uploads of some users, whose moves are kept until all have come."""
-        moves, still = uploads.params, torch.zeros_like(uploads.params)
-        super().add(users, replace(uploads, params=still))
-        self.drifts[-1] = moves.norm(dim=1).max()
-        self._moves += list(moves)
-
-    def gathered(self) -> RoundUploads:
-        """The mean of the clipped moves."""
-        for user, move in zip(self.arrived, clipped(self._moves), strict=True):
-            self.mean += self.weights[user] * move
-        return super().gathered()
-
-
-def clipped(moves: Sequence[Tensor]) -> list[Tensor]:
-    """Moves (P,), those longer than the median scaled down to it; the lower one of two medians.
-
-    >>> [float(move.norm()) for move in clipped([torch.full((4,), s) for s in (1.0, 2.0, 50.0)])]
-    [2.0, 4.0, 4.0]
-    """
-    norms = [float(move.double().norm()) for move in moves]
-    if not all(map(math.isfinite, norms)):
-        return list(moves)  # a run that has diverged says so
-    limit = sorted(norms)[(len(norms) - 1) // 2] if norms else 0.0
-    return [
-        move * (limit / norm) if norm > limit else move
-        for move, norm in zip(moves, norms, strict=True)
-    ]
-
-
 class SecureAggregate:
     """The sum of a round's integers in the making; its mean is moved as one participant's would be.
 
@@ -184,8 +139,7 @@ def new_aggregate(
     """What adds up a round's uploads."""
     if setting.sums is not None:
         return SecureAggregate(setting, setting.sums, draw, broadcast, phase)
-    made = {"mean": Aggregate, "clipped": ClippedAggregate}[setting.plan.aggregation]
-    return made(setting, draw, broadcast.params)
+    return Aggregate(setting, draw, broadcast.params)
 
 
 def aggregate(

@@ -139,8 +139,6 @@ def not_one_sum(run: Mechanism) -> str | None:
         return "users keep a memory between rounds, which carries earlier noise"
     if run.local_steps > 1:
         return "a second local step is taken at a point that contains the first one's noise"
-    if run.aggregation != "mean":
-        return "the server scales large uploads down, so that a round is no sum of them"
     if not run.one_sum:
         return "uploads are not known to be one vector, linear in the noised gradient"
     return None

@@ -25,7 +25,6 @@ from dpscaffold.errors import BadInput
 Sampling = Literal["fixed", "poisson"]
 Unit = Literal["record", "user"]
 Weighting = Literal["uniform", "records", "noise"]
-Aggregation = Literal["mean", "clipped"]
 #: What is summed over a batch: clipped gradients, or vectors of which any two are at most 2C apart
 #: (bounded sums, docs/privacy-proofs.md).
 Query = Literal["gradients", "sums"]
@@ -142,8 +141,6 @@ class Mechanism(GaussianMechanism):
         secure: Secure sums, where the server sees nothing else.
         extra: Attempts beyond the T rounds: those that ended without a result, and rounds that were
             run again with fresh noise. Each counts as one more participation of every user.
-        aggregation: What the server makes of a round's uploads: their mean, or a mean of what is
-            left of them after large ones were scaled down, which is no sum of them.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
@@ -164,7 +161,6 @@ class Mechanism(GaussianMechanism):
     query: Query = "gradients"
     secure: SecureSums | None = None
     extra: int = 0
-    aggregation: Aggregation = "mean"
 
     def __post_init__(self) -> None:
         check(self)
@@ -357,7 +353,6 @@ _CHOICES = {
     "unit": get_args(Unit),
     "weighting": get_args(Weighting),
     "query": get_args(Query),
-    "aggregation": get_args(Aggregation),
 }
 
 

@@ -88,7 +88,8 @@ def mechanism(given: Mapping[str, Any]) -> Mechanism:
         sampling=given["sampling"],
         unit=given["unit"],
         memory=given["memory"],
-        one_sum=given["linear_uploads"],
+        # a mean of uploads that were scaled down is no sum of them
+        one_sum=given["linear_uploads"] and given["server_mean"] == "mean",
         weighting=given["weighting"],
         delta=given["delta"],
         declines=given["may_decline"] or capped,
@@ -99,7 +100,6 @@ def mechanism(given: Mapping[str, Any]) -> Mechanism:
         extra=given["void_attempts"],
         louder=[one / least for one in noise] if least and len(set(noise)) > 1 else None,
         weights=each("weight") if given["weighting"] == "noise" else None,
-        aggregation=given["server_mean"],
     )
 
 

@@ -267,7 +267,6 @@ class Terms:
             cohort_size=1,
             batch_sizes=[batch],
             weighting=self.weighting,
-            aggregation="mean",  # what the server does with uploads is post-processing
             declared=declared,
             delta=delta,
             weights=[1.0],  # a site is alone in its account, whatever its weight

@@ -415,12 +415,12 @@ def _alike(settings: Sequence[Run], federations: Sequence[Federation]) -> bool:
 
 
 def _even(setting: Run) -> bool:
-    """Whether all rounds, and all users, have the same numbers, and updates are just averaged."""
+    """Whether all rounds, and all users, have the same numbers."""
     plan, privacy = setting.plan, setting.privacy
     if privacy is not None and privacy.noise_by_user is not None:
         return False
-    plain_mean = plan.weighting != "noise" and plan.aggregation == "mean"
-    return plan.schedule == "constant" and plan.steps_by_user is None and plain_mean
+    alike = plan.steps_by_user is None and plan.weighting != "noise"
+    return plan.schedule == "constant" and alike
 
 
 def _free(device: torch.device) -> float:

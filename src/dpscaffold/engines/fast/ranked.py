@@ -137,8 +137,6 @@ class RankedSimulator(Simulator):
         try:
             if setting.sums is not None:
                 self._add_integers(uploads, users, total)
-            elif setting.plan.aggregation != "mean":  # no sum of uploads will do
-                self._add_rows(phase, uploads, users, total)
             else:
                 by_user = dict(zip(users.tolist(), weights.tolist(), strict=True))
                 self._add_sums(phase, uploads, users, by_user, total)
@@ -199,28 +197,6 @@ class RankedSimulator(Simulator):
         if isinstance(total, Aggregate):
             parts = dict(zip([name for name, _, _ in columns], own.split(sizes), strict=True))
             total.set(users.tolist(), Upload(parts.pop("params"), parts), torch.tensor(drift))
-
-    def _add_rows(
-        self,
-        phase: Algorithm,
-        uploads: Uploads,
-        users: np.ndarray,
-        total: Aggregate | SecureAggregate | None,
-    ) -> None:
-        """Gather all uploads at rank 0, where their sum is not enough."""
-        rows, upload = [], None
-        for _, upload in uploads:
-            rows.append(torch.cat([upload.params, *upload.totals.values()], dim=1))
-        columns = self._columns_of(phase, upload)
-        names, sizes = [name for name, _, _ in columns], [shape[0] for _, _, shape in columns]
-        own = torch.cat([torch.zeros(0, sum(sizes), device=self.device), *rows])
-
-        counts = [len(part) for part in self.shared_memories.places_by_rank(users)]
-        parts = self.ranks.gather_rows(own, counts)
-        if total is not None:
-            values = dict(zip(names, torch.cat(parts).split(sizes, dim=1), strict=True))
-            whole = {name: value.contiguous() for name, value in values.items()}
-            total.add(users.tolist(), Upload(whole.pop("params"), whole))
 
     def _columns_of(self, phase: Algorithm, upload: Upload | None) -> Described:
         """What an upload of this phase is made of; ranks without a row learn it from the others."""
