@@ -457,7 +457,7 @@ DEPLOYED = (
         "provision renew",
         "a federation",
         "--server site/server",
-        acts="--server other; --out other.renewal; --days 0; --coordinator",
+        acts="--server other; --out other.renewal; --coordinator",
     ),
     Mode(
         "server start",

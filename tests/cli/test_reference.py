@@ -207,7 +207,7 @@ def typed(*words):
 
 SHOWN = {
     "examples/tune-scaffold.toml": ("tune", "folds", 5),
-    "federation.toml": ("days", None, 825),
+    "federation.toml": ("hosts", None, []),
 }
 
 
@@ -228,7 +228,7 @@ def test_show_spells_out_the_defaults_of_every_kind_of_file(name, tmp_path):
         ("deploy.quorum", "example: --set deploy.quorum=2"),
         ("facts.similarity", 'default: "unknown"'),
         ("site.policy", "site.policy.max_runs "),
-        ("federation", "federation.days "),
+        ("federation", "federation.hosts "),
         ("step", "step.norm_bound "),
     ],
 )

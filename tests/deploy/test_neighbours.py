@@ -481,7 +481,7 @@ def test_the_check_names_lines_and_fails(site):
 
 def test_the_check_says_that_there_are_more_records_than_declared(site):
     (site.parent / "d.csv").write_bytes(csv_of(lines(40)))
-    text = site.read_text().replace('device = "auto"', 'device = "auto"\nrecords = 39')
+    text = site.read_text().replace("\n[data]", "records = 39\n\n[data]", 1)
     site.write_text(text)
     plan = site.parent.parent / "plan.toml"
     plan.write_text(PLAN + 'sampling = "poisson"\nneighbours = "add-remove"\n')

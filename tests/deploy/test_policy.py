@@ -148,6 +148,7 @@ def test_a_new_site_has_the_documented_policy(site):
         ('name = "north"', 'name = "../x"', "the site's name is '../x'"),
         ('"ed25519:', '"rsa:', "it must be 'ed25519:'"),
         ("127.0.0.1:1", "127.0.0.1", "write host:port"),
+        ('name = "north"', 'state = "ledger"\nname = "north"', "move the ledger there"),
         ('name = "north"', "name = ", "not valid TOML"),
     ],
 )

@@ -158,11 +158,7 @@ class World:
         return SiteFile(
             name=name,
             server="127.0.0.1:1",
-            ca=Path("ca.crt"),
             coordinator=public_of(self.key),
-            node_key=Path("node.key"),
-            signing_key=Path("site.key"),
-            state=self.folder / name / "state",
             records=size if declares else None,
             data={"source": "npz", "path": "data.npz"},
             policy=self.policies[name],

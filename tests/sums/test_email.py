@@ -323,7 +323,7 @@ def test_the_file_of_a_deployed_site_serves_for_sums_by_mail(tmp_path):
     mail.confirm()
     path = tmp_path / "north" / "site.toml"
     coordinator = public_of(new_key())
-    lines = f'server = "h:1"\nca = "ca.crt"\ncoordinator = "{coordinator}"\nnode_key = "node.key"\n'
+    lines = f'server = "h:1"\ncoordinator = "{coordinator}"\n'
     path.write_text(lines + path.read_text())
     made = mail.make("north", mail.keys())
     (line,) = ledger_of(path)["runs"]  # as 'dpscaffold site ledger' reads it

@@ -94,9 +94,7 @@ def _of_a_party(path: Path, held: dict[str, Any]) -> dict[str, Any]:
     if "policy" in held:
         from dpscaffold.deployment.site.file import read_site_file
 
-        site = read_site_file(path)
-        kept = {name: held[name] for name in ("ca", "node_key", "signing_key", "state")}
-        return {**site.model_dump(mode="json", exclude_none=True), **kept}
+        return read_site_file(path).model_dump(mode="json", exclude_none=True)
     from dpscaffold.deployment.provision import read_federation
 
     return asdict(read_federation(path))

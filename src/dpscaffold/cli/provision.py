@@ -94,7 +94,6 @@ def renew(
     out: Annotated[Path, typer.Option(help="Notice for the sites to write.")] = Path(
         "federation.renewal"
     ),
-    days: Annotated[int, typer.Option(help="Days for which the certificates are valid.")] = 825,
     coordinator: Annotated[
         bool, typer.Option("--coordinator", help="Make a new coordinator's key too.")
     ] = False,
@@ -104,10 +103,7 @@ def renew(
 
     require()
     from dpscaffold.deployment.provision import renew as renew_folder
-    from dpscaffold.errors import BadInput
 
-    if not 1 <= days <= 3650:
-        raise BadInput("out-of-range", f"--days is {days}; give a whole number from 1 to 3650")
-    notice = renew_folder(server, out, days, coordinator)
+    notice = renew_folder(server, out, coordinator)
     typer.echo(f"{server} has new certificates{' and a new key' if coordinator else ''}")
     typer.echo(f"{out} is for every site (site renew), fingerprint {notice.fingerprint}")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from dpscaffold.atomic import write_text
 from dpscaffold.data.sentences import mistake_of
@@ -35,14 +35,14 @@ from dpscaffold.deployment.provision import (
 from dpscaffold.deployment.provision.keys import read_secret, write_secret
 from dpscaffold.deployment.site.begin import BEGUN
 from dpscaffold.deployment.site.file import (
-    Policy,
-    SecurePolicy,
     SiteGrant,
+    SumsSite,
     Terms,
     check_terms,
     grant,
     read_site_file,
 )
+from dpscaffold.deployment.site.layout import SIGNING_KEY, refuse_other_state
 from dpscaffold.deployment.site.ledger import GrantedRun, SiteLedger
 from dpscaffold.deployment.site.memory import StateFolder
 from dpscaffold.deployment.site.reading import SiteRecords, read_records
@@ -65,9 +65,9 @@ from dpscaffold.tasks.exact import check_records
 BLOCK = 1 << 16
 
 _TEMPLATE = """# This site's file. It stays here: read it, and set the data and the policy.
+# Next to it: site.key, and the folder state with the ledger. Never restore that folder from a
+# backup, and never copy it.
 name = "{name}"
-signing_key = "site.key"   # made here; only its owner may read it
-state = "state"            # the ledger: never restore it from a backup, never copy it
 
 [data]
 source = "csv"
@@ -91,42 +91,19 @@ tasks = ["logistic", "linear"]
 """
 
 
-class SumsSite(BaseModel):
-    """``site.toml`` of a site that takes part by e-mail alone. Paths are relative to the file. The
-    ``site.toml`` of a deployed site serves as well: the tables mean the same."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
-    )
-    name: str
-    """This site's name in the plan. Example: ``"north"``"""
-    signing_key: Path
-    """The key that signs this site's files, made by 'sums keys'. Example: ``"site.key"``"""
-    state: Path
-    """The folder of the ledger. Never restore it from a backup, and never copy it. Example:
-    ``"state"``"""
-    data: dict[str, Any]
-    policy: Policy
-    secure: SecurePolicy | None = None
-
-
 def read_sums_site(path: Path) -> SumsSite:
-    """Read and check a site's file. Its policy knows its ``[secure]``."""
+    """Read and check a site's file; that of a deployed site serves as well."""
     tables = read_toml(path, "the site's file")
     if "server" in tables:
-        deployed = read_site_file(path)
-        return SumsSite.model_construct(
-            **{name: getattr(deployed, name) for name in SumsSite.model_fields}
-        )
+        return read_site_file(path)
+    refuse_other_state(path, tables)
     try:
         site = SumsSite.model_validate(tables)
     except ValidationError as error:
         code, sentence = mistake_of(error, SumsSite)
         raise BadInput(code, f"{path}: {sentence}") from None
     site_name(site.name)
-    folder = path.resolve().parent
-    placed: dict[str, Any] = {key: folder / getattr(site, key) for key in ("signing_key", "state")}
-    return site.model_copy(update=placed | {"policy": site.policy.with_secure(site.secure)})
+    return site.placed(path.resolve().parent)
 
 
 def make_keys(plan: SumsPlan, name: str, folder: Path) -> Path:
@@ -141,9 +118,9 @@ def make_keys(plan: SumsPlan, name: str, folder: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         begun = folder / BEGUN
         if begun.exists():  # making this site was cut short, so nobody knows of its key
-            (folder / "site.key").unlink(missing_ok=True)
+            (folder / SIGNING_KEY).unlink(missing_ok=True)
         begun.touch()
-        make_signing_key(folder / "site.key")
+        make_signing_key(folder / SIGNING_KEY)
         k = 1 if plan.sums.colluders is None else plan.sums.colluders
         given = {"name": name, "colluders": k, "least": k + 2, "algorithms": json.dumps(SUMMED)}
         write_text(path, _TEMPLATE.format(**given))

@@ -16,6 +16,8 @@ from dpscaffold.deployment.provision.keys import PEM, private_pem, write_secret
 from dpscaffold.errors import BadInput
 
 _DAY = datetime.timedelta(days=1)
+#: For how many days certificates are valid: the longest that common systems accept of a server's.
+CERTIFICATE_DAYS = 825
 #: Certificates that end within this many days are warned of.
 WARNED_DAYS = 60
 

@@ -12,7 +12,11 @@ from cryptography import x509
 
 from dpscaffold.atomic import put_in_place, write_text
 from dpscaffold.deployment.protocol.messages import canonical, checked_public, fingerprint
-from dpscaffold.deployment.provision.certificates import make_ca, make_certificate
+from dpscaffold.deployment.provision.certificates import (
+    CERTIFICATE_DAYS,
+    make_ca,
+    make_certificate,
+)
 from dpscaffold.deployment.provision.edges import host_and_port, read_toml, site_name
 from dpscaffold.deployment.provision.keys import make_signing_key, write_secret
 from dpscaffold.errors import BadInput, nearest
@@ -30,14 +34,11 @@ class FederationFile:
             "south"]``
         hosts: Further names and addresses in the server's certificate. Value: a list of strings.
             Example: ``["10.0.0.5"]``
-        days: The number of days for which the certificates are valid. Value: an integer from 1
-            to 3650. Example: ``365``
     """
 
     address: str
     sites: tuple[str, ...]
     hosts: tuple[str, ...] = ()
-    days: int = 825
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def _site_names(path: Path, names: object) -> list[str]:
 def read_federation(path: Path) -> FederationFile:
     """Read and check ``federation.toml``."""
     tables = read_toml(path, "the federation file")
-    known = {"address", "sites", "hosts", "days"}
+    known = {"address", "sites", "hosts"}
     for key in tables:
         if key not in known:
             raise BadInput("unknown-key", f"{path}: unknown key {key}{nearest(key, known)}")
@@ -88,15 +89,10 @@ def read_federation(path: Path) -> FederationFile:
         raise BadInput(
             "not-a-list", f"{path}: hosts is {hosts!r}; list names and addresses of the server"
         )
-    days = tables.get("days", 825)
-    if isinstance(days, bool) or not isinstance(days, int) or not 1 <= days <= 3650:
-        raise BadInput(
-            "out-of-range", f"{path}: days is {days!r}; give a whole number from 1 to 3650"
-        )
-    return FederationFile(address, tuple(names), tuple(hosts), days)
+    return FederationFile(address, tuple(names), tuple(hosts))
 
 
-def provision(federation: FederationFile, out: Path) -> list[Path]:
+def provision(federation: FederationFile, out: Path, days: int = CERTIFICATE_DAYS) -> list[Path]:
     """Make the server's folder and the invitations under ``out``; nothing is overwritten.
 
     Returns the invitations' paths. ``out/server`` holds the certificate authority (ca.key, ca.crt),
@@ -113,8 +109,8 @@ def provision(federation: FederationFile, out: Path) -> list[Path]:
     host, _ = host_and_port("address", federation.address)
     shutil.rmtree(server, ignore_errors=True)
     server.mkdir(parents=True, mode=0o700)
-    ca_key, ca = make_ca(server, federation.days)
-    make_certificate(server, ca_key, ca, (host, *federation.hosts), federation.days)
+    ca_key, ca = make_ca(server, days)
+    make_certificate(server, ca_key, ca, (host, *federation.hosts), days)
     coordinator = make_signing_key(server / "coordinator.key")
     write_secret(server / "superexec.secret", secrets.token_hex(32).encode())
     (server / "roster").mkdir()

@@ -26,6 +26,7 @@ from dpscaffold.deployment.protocol.messages import (
     public_of,
 )
 from dpscaffold.deployment.provision.certificates import (
+    CERTIFICATE_DAYS,
     certificate_in,
     days_left,
     make_ca,
@@ -100,7 +101,7 @@ def read_renewal(path: Path) -> Renewal:
     return notice
 
 
-def renew(server: Path, out: Path, days: int, coordinator: bool) -> Renewal:
+def renew(server: Path, out: Path, coordinator: bool, days: int = CERTIFICATE_DAYS) -> Renewal:
     """Renew the certificates in a server's folder, and the coordinator's key if asked.
 
     The authority keeps its key, so sites that have not renewed yet still accept the server until

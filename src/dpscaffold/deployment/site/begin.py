@@ -14,21 +14,19 @@ from dpscaffold.deployment.provision import (
     make_signing_key,
     write_whole,
 )
+from dpscaffold.deployment.site.layout import CERTIFICATE, NODE_KEY, SIGNING_KEY
 from dpscaffold.errors import BadInput
 
 #: Stands in a site's folder from its first key until its ``site.toml`` is there.
 BEGUN = ".begun"
-KEYS = ("site.key", "node.key")
+KEYS = (SIGNING_KEY, NODE_KEY)
 
 _TEMPLATE = """# This site's file. No message changes it: read the policy, and set it.
+# Next to it: site.key, node.key and ca.crt, and the folder state with the ledger and the memory.
+# Never restore that folder from a backup, and never copy it.
 name = "{name}"
 server = "{server}"
-ca = "ca.crt"
 coordinator = "{coordinator}"   # whose messages are obeyed
-node_key = "node.key"           # 0600, made here
-signing_key = "site.key"        # 0600, made here
-state = "state"                 # ledger and memory: never restore it from a backup, never copy it
-device = "auto"
 
 [data]                          # one source of a training configuration; this site is one user
 {data}
@@ -80,10 +78,10 @@ def make_site(
     begun.touch()
     member = Member(
         invitation.name,
-        make_signing_key(folder / "site.key"),
-        make_node_key(folder / "node.key"),
+        make_signing_key(folder / SIGNING_KEY),
+        make_node_key(folder / NODE_KEY),
     )
-    write_text(folder / "ca.crt", invitation.ca)
+    write_text(folder / CERTIFICATE, invitation.ca)
     values = {key: value for key, (value, _) in _POLICY.items()} | (policy or {})
     lines = [f"{key} = {value:<40} # {_POLICY[key][1]}" for key, value in values.items()]
     text = _TEMPLATE.format(

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
@@ -19,6 +19,13 @@ from dpscaffold.config.gaussian import Gaussian
 from dpscaffold.data.sentences import mistake_of
 from dpscaffold.deployment.protocol.messages import Refused, checked_public
 from dpscaffold.deployment.provision import host_and_port, read_toml, site_name
+from dpscaffold.deployment.site.layout import (
+    CERTIFICATE,
+    NODE_KEY,
+    SIGNING_KEY,
+    STATE,
+    refuse_other_state,
+)
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy import Mechanism, no_guarantee, unproved
 from dpscaffold.privacy.accounting import spent
@@ -146,42 +153,63 @@ class Policy(_SiteTable):
         return self.delta / self.max_runs
 
 
-class SiteFile(_SiteTable):
-    """``site.toml``. Paths are relative to the file."""
+class SumsSite(_SiteTable):
+    """``site.toml`` of a site that takes part by e-mail alone. Its key and its state lie next to
+    it."""
 
     name: str
     """This site's name in the federation, from its invitation. Example: ``"north"``"""
-    server: str
-    """The address of the server, from the invitation. Value: 'host:port'. Example:
-    ``"fl.example.org:8443"``"""
-    ca: Path
-    """The certificate that must have signed the server's certificate, from the invitation. Example:
-    ``"ca.crt"``"""
-    coordinator: str
-    """The public key that signs the server's messages, from the invitation. Example:
-    ``"MCowBQYDK2VwAyEA…"``"""
-    node_key: Path
-    """The key of the connection, made by 'site init'. Only its owner may read it. Example:
-    ``"node.key"``"""
-    signing_key: Path
-    """The key that signs this site's messages, made by 'site init'. Only its owner may read it.
-    Example: ``"site.key"``"""
-    state: Path
-    """The folder of the ledger and of the memory. Never restore it from a backup, and never copy
-    it. Example: ``"state"``"""
-    device: str = "auto"
-    """The device that computes gradients. Value: 'auto', 'cpu' or 'cuda'. Example: ``"cpu"``"""
-    records: int | None = Field(default=None, ge=1)
-    """The declared number of records, at least the true number. The server learns this number
-    instead of the true one, whatever it offers. Example: ``400``"""
     data: dict[str, Any]
     policy: Policy
     secure: SecurePolicy | None = None
+    _folder: Path = PrivateAttr(default=Path())
+
+    @property
+    def signing_key(self) -> Path:
+        """The key that signs this site's messages."""
+        return self._folder / SIGNING_KEY
+
+    @property
+    def state(self) -> Path:
+        """The folder of the ledger and of the memory."""
+        return self._folder / STATE
+
+    def placed(self, folder: Path) -> Self:
+        """This file in its folder; its policy knows its ``[secure]``."""
+        placed = self.model_copy(update={"policy": self.policy.with_secure(self.secure)})
+        placed._folder = folder
+        return placed
+
+
+class SiteFile(SumsSite):
+    """``site.toml`` of a deployed site. It serves for sums by e-mail as well: the tables mean the
+    same."""
+
+    server: str
+    """The address of the server, from the invitation. Value: 'host:port'. Example:
+    ``"fl.example.org:8443"``"""
+    coordinator: str
+    """The public key that signs the server's messages, from the invitation. Example:
+    ``"MCowBQYDK2VwAyEA…"``"""
+    records: int | None = Field(default=None, ge=1)
+    """The declared number of records, at least the true number. The server learns this number
+    instead of the true one, whatever it offers. Example: ``400``"""
+
+    @property
+    def ca(self) -> Path:
+        """The federation's certificate."""
+        return self._folder / CERTIFICATE
+
+    @property
+    def node_key(self) -> Path:
+        """The key of the connection."""
+        return self._folder / NODE_KEY
 
 
 def read_site_file(path: Path) -> SiteFile:
     """Read and check ``site.toml``; the first thing wrong is said in one sentence."""
     tables = read_toml(path, "the site's file")
+    refuse_other_state(path, tables)
     try:
         site = SiteFile.model_validate(tables)
     except ValidationError as error:
@@ -196,12 +224,7 @@ def read_site_file(path: Path) -> SiteFile:
             f"{path}: policy.delta/policy.max_runs is {site.policy.run_delta:g}, too small for the "
             f"accountant; it must be at least {SMALLEST_DELTA:g}",
         )
-    folder = path.resolve().parent
-    placed: dict[str, Any] = {
-        key: folder / getattr(site, key) for key in ("ca", "node_key", "signing_key", "state")
-    }
-    placed["policy"] = site.policy.with_secure(site.secure)
-    return site.model_copy(update=placed)
+    return site.placed(path.resolve().parent)
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,7 @@ def start_site(path: Path, insecure: bool, echo: Callable[[str], None]) -> None:
     for warning in () if insecure else expiry_warnings([file.ca], RENEW):
         say(warning)
     SiteLedger(state.ledger, file.name)  # a damaged ledger is said now, not at the first message
-    device = pick_device(file.device)
+    device = pick_device("auto")
     site = Site(
         file.name,
         file.coordinator,
