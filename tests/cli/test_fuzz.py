@@ -52,8 +52,6 @@ NPZ = {"source": "npz", "users": 2}
     ("settings", "said"),
     [
         ({**CSV, "delimiter": "é"}, "not-one-character: delimiter is 'é'"),
-        ({**CSV, "comment": "ü"}, "not-one-character: comment is 'ü'"),
-        ({**CSV, "comment": ","}, "conflicting-arguments: ','"),
         ({**CSV, "encoding": "utf-16"}, "wrong-encoding: a.csv"),
         ({**CSV, "encoding": "utf-16", "decimal": "auto"}, "wrong-encoding: a.csv"),
         ({**CSV, "user": "ill"}, "column-named-twice: 'ill'"),

@@ -23,7 +23,6 @@ TABLE = {"source": "csv", "path": "a.csv", "label": "ill", "users": 2}
         ({"data": {"source": "npz"}}, "data.path is missing; dpscaffold config explain data.path"),
         ({"data": 3}, "data is 3; write a table: [data]"),
         ({"privacy": {"clip": "a"}}, "privacy.clip is 'a'; give a number"),
-        ({"data": {**TABLE, "header": "x"}}, "data.header is 'x'; give a whole number or 'auto'"),
         ({"plan": {"rounds": "ten"}}, "plan.rounds is 'ten'; give a whole number"),
         ({"privacy": {"secret": "ja"}}, "privacy.secret is 'ja'; give true or false"),
         (

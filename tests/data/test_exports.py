@@ -20,7 +20,7 @@ from dpscaffold.data.drafts.draft import draft
 from dpscaffold.data.drafts.profile import look
 from dpscaffold.data.loading import read_pool
 from dpscaffold.data.sources.arrays import read_npz
-from dpscaffold.data.tables.dialect import Dialect, TableFile, guess_encoding, table_files
+from dpscaffold.data.tables.dialect import UNKNOWN, Dialect, TableFile, guess_encoding, table_files
 from dpscaffold.data.tables.reader import column_names, read_batches
 from dpscaffold.data.tables.rows import raw_parts
 from dpscaffold.planning.asked import planned_setting
@@ -48,35 +48,37 @@ def test_what_stands_above_the_header_is_skipped_in_every_encoding(
     tmp_path: Path, encoding: str, above: str
 ) -> None:
     path = written(tmp_path / "a.csv", "\n".join([above + HEADER, *ROWS]) + "\n", encoding)
-    drafted = tomllib.loads(draft(look(path), 1.0))["data"]
-    assert drafted.get("header", 1) == (4 if "Export" in above else 1)
-    pool = read_pool(parse_data(drafted))
+    pool = read_pool(parse_data(tomllib.loads(draft(look(path), 1.0))["data"]))
     assert pool.features.tolist() == [[20.0 + i % 40, 60.5 + i] for i in range(60)]
     assert pool.names == ("Bonn", "Köln")
 
 
-def test_the_line_of_the_header_can_be_given(tmp_path: Path) -> None:
+def test_the_header_is_the_line_that_names_the_columns(tmp_path: Path) -> None:
     path = written(tmp_path / "a.csv", "\n".join(["Export", "of;March", HEADER, *ROWS]))
-    assert len(pool_of(path, header=3).labels) == 60
-    with refuses("row-length-differs: a.csv … line 2 … row has 2"):
-        pool_of(path)
-    with refuses("out-of-range: header"):
-        pool_of(path, header=0)
+    assert len(pool_of(path, delimiter=";").labels) == 60
+
+
+def test_no_record_is_taken_for_the_header(tmp_path: Path) -> None:
+    """A column that is missing is refused, even where a record holds its name."""
+    path = written(tmp_path / "a.csv", "\n".join([HEADER, "site;ill;3;ja", *ROWS]))
+    with refuses("unknown-column: 'ja'"):
+        pool_of(path, label="ja", delimiter=";")
 
 
 def test_a_header_that_leaves_columns_unnamed_is_none_the_less_the_header(tmp_path: Path) -> None:
     path = written(tmp_path / "a.csv", ",x,ill\n" + "".join(f"{i},{i},{i % 2}\n" for i in range(9)))
-    assert table_files(path, "csv", Dialect(header="auto"))[0].dialect.header == 1
+    assert table_files(path, "csv", UNKNOWN)[0].dialect.header == 1
     path = written(tmp_path / "b.csv", "x,ill\n" + "".join(f"{i},{i % 2},\n" for i in range(9)))
-    assert table_files(path, "csv", Dialect(header="auto"))[0].dialect.header == 1
+    assert table_files(path, "csv", UNKNOWN)[0].dialect.header == 1
 
 
-@pytest.mark.parametrize("dialect", [Dialect(), Dialect(comment="#"), Dialect(encoding="cp1252")])
+@pytest.mark.parametrize("dialect", [Dialect(), Dialect(header=2), Dialect(encoding="cp1252")])
 def test_line_breaks_in_quotes_cross_every_border_between_batches(
     tmp_path: Path, dialect: Dialect
 ) -> None:
     notes = [f'{i},"seen\n# again {i}\n""q"", {"x" * 90}",a 5" tube\n' for i in range(30_000)]
-    path = written(tmp_path / "a.csv", "n,note,tube\n" + "".join(notes))
+    titles = "Export\n" * (dialect.header - 1)
+    path = written(tmp_path / "a.csv", titles + "n,note,tube\n" + "".join(notes))
     file = TableFile(path, "csv", dialect)
     found = [
         row
@@ -89,7 +91,7 @@ def test_line_breaks_in_quotes_cross_every_border_between_batches(
 
 def test_the_line_of_a_fault_is_that_of_the_file(tmp_path: Path) -> None:
     lines = ["# export", "n,ill", *(f"{i},{i % 2}" for i in range(400_000)), "1,2,3"]
-    file = TableFile(written(tmp_path / "a.csv", "\n".join(lines)), "csv", Dialect(comment="#"))
+    file = TableFile(written(tmp_path / "a.csv", "\n".join(lines)), "csv", Dialect(header=2))
     with refuses(f"row-length-differs: (line {len(lines)})"):
         list(read_batches(file, [], ["n"], ["n", "ill"]))
 
@@ -150,10 +152,10 @@ def test_a_mended_file_reads_as_the_same_cells(
     quoted = ["n,a,b"]
     for n, (a, b) in enumerate(rows):
         cells = ['"' + cell.replace('"', '""') + '"' for cell in (a, b)]
-        quoted += ["# skipped", f"{n},{cells[0]},{cells[1]}"]
+        quoted.append(f"{n},{cells[0]},{cells[1]}")
     path = tmp_path_factory.mktemp("fixed") / "a.csv"
     written(path, "\n".join(quoted), "utf-16")
-    file = TableFile(path, "csv", Dialect(encoding="utf-16", comment="#"))
+    file = TableFile(path, "csv", Dialect(encoding="utf-16"))
     read = [
         r for b in read_batches(file, [], ["n", "a", "b"], ["n", "a", "b"]) for r in b.to_pylist()
     ]

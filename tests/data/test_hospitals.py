@@ -139,8 +139,8 @@ def test_hive_folders_are_columns(tmp_path: Path) -> None:
     assert pool.names == ("north", "south") and pool.features.shape == (6, 1)
 
 
-def test_comments_are_skipped_and_encodings_named(tmp_path: Path) -> None:
-    text = "# exported\nage;ort;ill\n31,5;Köln;no\n# page 2\n58,0;Bonn;yes\n"
+def test_titles_are_skipped_comments_refused_and_encodings_named(tmp_path: Path) -> None:
+    text = "# exported\nage;ort;ill\n31,5;Köln;no\n58,0;Bonn;yes\n"
     (tmp_path / "a.csv").write_bytes(text.encode("latin-1"))
     settings = {
         "source": "csv",
@@ -149,13 +149,15 @@ def test_comments_are_skipped_and_encodings_named(tmp_path: Path) -> None:
         "users": 2,
         "delimiter": ";",
         "decimal": ",",
-        "comment": "#",
         "encoding": "latin-1",
         "categories": ["ort"],
     }
     pool = read_pool(parse_data(settings))
     assert pool.features.tolist() == [[31.5, 0.0, 1.0], [58.0, 1.0, 0.0]]
     assert pool.preparation[0].categories[0][1] == ("Bonn", "Köln")  # type: ignore[attr-defined]
+    (tmp_path / "a.csv").write_bytes(text.replace("58", "# page 2\n58").encode("latin-1"))
+    with refuses("row-length-differs: (line 4) … take lines of comments out"):
+        read_pool(parse_data(settings))
 
 
 def spoil(folder: Path, tmp_path: Path, change) -> dict[str, object]:

@@ -18,8 +18,9 @@ from typed import typed
 from typer.testing import CliRunner
 
 from dpscaffold import Gaussian, Logistic, Plan, cli, fedavg, train
-from dpscaffold.data import federation_of, load_federation
+from dpscaffold.data import federation_of, load_federation, parse_data
 from dpscaffold.data.allocation import PARTITIONED_BY_LABEL
+from dpscaffold.data.loading import read_pool
 from dpscaffold.data.tables.source import LEFT_OUT
 from dpscaffold.privacy.preparation import COUNTED, sentence_of
 
@@ -159,7 +160,7 @@ def outside_of(run: str = "run", *more: str) -> list[str]:
     return [words for _, words in statement_in(Path(run)).outside]
 
 
-@pytest.mark.parametrize("key", ["encoding", "delimiter", "decimal", "header"])
+@pytest.mark.parametrize("key", ["encoding", "delimiter", "decimal"])
 def test_what_is_guessed_from_records_is_outside_the_guarantee(
     key: str, tmp_path: Path, monkeypatch
 ) -> None:
@@ -169,7 +170,7 @@ def test_what_is_guessed_from_records_is_outside_the_guarantee(
     Path("a.csv").write_bytes(wards(b"x"))
     Path("c.toml").write_text(f'{TABLE}{key} = "auto"\n{PLAN}', encoding="utf-8")
     refused = CliRunner().invoke(cli.app, ["train", "c.toml", "--out", "run", *RELEASE])
-    found = {"encoding": '"utf-8"', "delimiter": '","', "decimal": '"."', "header": "1"}
+    found = {"encoding": '"utf-8"', "delimiter": '","', "decimal": '"."'}
     assert f"data.{key} = 'auto'" in str(refused.exception)
     assert f"Write data.{key} = {found[key]}" in str(refused.exception)
     assert "\n" not in str(refused.exception) and not Path("run").exists()
@@ -189,21 +190,14 @@ def test_one_byte_of_an_excluded_cell_changes_what_is_guessed(tmp_path: Path) ->
         load_federation(data)
 
 
-def test_records_that_are_skipped_as_comments_are_outside_the_guarantee(
-    tmp_path: Path, monkeypatch
-) -> None:
-    """A record whose first cell begins with the sign is left out, which changes R_i."""
+def test_a_record_that_looks_like_a_comment_is_a_record(tmp_path: Path, monkeypatch) -> None:
+    """Left out, it would change R_i."""
     monkeypatch.chdir(tmp_path)
-    Path("c.toml").write_text(f'{TABLE}comment = "#"\n{PLAN}', encoding="utf-8")
     sizes = []
     for first in (b"north", b"#north"):
         Path("a.csv").write_bytes(wards(b"x", first))
-        loaded = load_federation(tomllib.loads(Path("c.toml").read_text())["data"])
-        sizes.append(int(loaded.train.sizes.sum() + loaded.test.sizes.sum()))
-    assert sizes == [24, 23]
-    assert any("Lines that begin with '#' were skipped" in said for said in outside_of())
-    refused = CliRunner().invoke(cli.app, ["train", "c.toml", "--out", "other", *RELEASE])
-    assert "data.comment" in str(refused.exception) and not Path("other").exists()
+        sizes.append(len(read_pool(parse_data(tomllib.loads(TABLE)["data"]))))
+    assert sizes == [24, 24]
 
 
 @pytest.mark.parametrize(

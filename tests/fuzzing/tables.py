@@ -219,7 +219,6 @@ def _settings(rng: random.Random, source: str, path: Path, names: list[str]) -> 
         said["delimiter"] = rng.choice((",", "auto", "auto", "auto", ";", "\t", '"', "\n", "é"))
         said["encoding"] = rng.choice(("auto", "auto", "auto", *ENCODINGS))
         said["decimal"] = rng.choice((".", ",", "auto", "auto"))
-        said["comment"] = rng.choice(("", "", "", "#", "ü", ","))
     if source == "npz" and rng.random() < 0.5:
         said["partition"] = "natural"
     if rng.random() < 0.5:

@@ -328,11 +328,9 @@ DecimalSign = Literal[".", ",", "auto"]
 
 
 def check_sign(name: str, sign: str) -> None:
-    """Refuse a delimiter or comment sign that no CSV file can use."""
-    if sign and sign != AUTO and (not sign.isascii() or sign in '"\r\n\0'):
-        raise BadValue(
-            "not-one-character", f"{name} is {sign!r}; give one plain sign, such as ';' or '#'"
-        )
+    """Refuse a delimiter that no CSV file can use."""
+    if sign != AUTO and (not sign.isascii() or sign in '"\r\n\0'):
+        raise BadValue("not-one-character", f"{name} is {sign!r}; give one plain sign, such as ';'")
 
 
 class TabularFile(Pooled):
@@ -494,8 +492,8 @@ class TabularFile(Pooled):
 
 class Csv(TabularFile):
     """A CSV file with a header, or a folder or pattern of such files, one per user unless ``user``
-    names a column. ``"auto"`` finds encoding, delimiter, decimal sign and header file by file, from
-    the records, which is outside the guarantee."""
+    names a column. Titles above the header are skipped. ``"auto"`` finds encoding, delimiter and
+    decimal sign file by file, from the records, which is outside the guarantee."""
 
     source: Literal["csv"]
     delimiter: Delimiter = ","
@@ -507,23 +505,10 @@ class Csv(TabularFile):
     decimal: DecimalSign = "."
     """The decimal separator; 'auto' detects it in each file, outside the guarantee. Example:
     ``","``"""
-    comment: str = Field(default="", max_length=1)
-    """Lines that begin with this character are skipped (whether a record is one of them is then
-    outside the guarantee). Example: ``"#"``"""
-    header: Annotated[int, Field(ge=1, le=1000)] | Literal["auto"] = 1
-    """The line with the names of the columns, counted from 1, comments and empty lines included;
-    the lines above it are skipped. 'auto' detects it in each file, outside the guarantee. Value: 1
-    to 1000, or 'auto'. Example: ``3``"""
 
     @model_validator(mode="after")
     def _signs(self) -> Csv:
         check_sign("delimiter", self.delimiter)
-        check_sign("comment", self.comment)
-        if self.comment and self.comment == self.delimiter:
-            raise BadValue(
-                "conflicting-arguments",
-                f"comment and delimiter are both {self.comment!r}; choose two signs",
-            )
         return self
 
 

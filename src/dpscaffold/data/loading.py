@@ -212,6 +212,9 @@ def table_of(settings: TabularFile) -> TableSource:
     """The file and the meaning of its columns."""
     given = settings.categories
     categories: dict[str, Any] = dict(given) if isinstance(given, dict) else dict.fromkeys(given)
+    dialect = Dialect()
+    if isinstance(settings, Csv):
+        dialect = Dialect(settings.delimiter, settings.encoding, settings.decimal)
     return TableSource(
         Path(settings.path).expanduser(),
         "csv" if isinstance(settings, Csv) else "parquet",
@@ -221,7 +224,7 @@ def table_of(settings: TabularFile) -> TableSource:
         categories,
         settings.missing,
         settings.classes,
-        _dialect(settings) if isinstance(settings, Csv) else Dialect(),
+        dialect,
         target_of(settings),
         settings.exclude,
         settings.dates,
@@ -230,12 +233,6 @@ def table_of(settings: TabularFile) -> TableSource:
         values=Spellings.given(settings.values),
         absent=settings.absent,
         ranges=settings.ranges,
-    )
-
-
-def _dialect(settings: Csv) -> Dialect:
-    return Dialect(
-        settings.delimiter, settings.encoding, settings.decimal, settings.comment, settings.header
     )
 
 

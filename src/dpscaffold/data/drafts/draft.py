@@ -208,24 +208,17 @@ def _dialect(found: TableProfile) -> list[str]:
     if found.kind != "csv":
         return []
     dialect = found.dialect
-    comment = [f"comment = {toml_text(dialect.comment)}  # lines that start with it are skipped"]
-    lines = comment if dialect.comment else []
-    if dialect.header != 1:
-        shown = dialect.header if isinstance(dialect.header, int) else toml_text(dialect.header)
-        lines.append(f"header = {shown}  # the line with the column names; lines above are skipped")
     if AUTO in (dialect.delimiter, dialect.encoding, dialect.decimal):
         return [
             "# The files differ; 'auto' detects each.",
             'encoding = "auto"',
             'delimiter = "auto"',
             'decimal = "auto"',
-            *lines,
         ]
     return [
         f"encoding = {toml_text(dialect.encoding)}",
         f"delimiter = {toml_text(dialect.delimiter)}",
         f"decimal = {toml_text(dialect.decimal)}",
-        *lines,
     ]
 
 
@@ -235,26 +228,16 @@ def _public_dialect(found: TableProfile) -> list[str]:
     if found.kind != "csv":
         return []
     lines = []
-    for key in ("encoding", "delimiter", "decimal", "header"):
+    for key in ("encoding", "delimiter", "decimal"):
         values = found_in((name, vars(dialect)[key]) for name, dialect in found.dialects)
         only, *others = values
-        comment = found.dialect.comment if key == "header" else ""
-        if comment:
-            lines += [
-                f"# The line with the column names, counted from 1; take lines below it that begin "
-                f"with {toml_text(comment)}",
-                "# out of the files: a record could begin so.",
-                f'header = "{BLANK}"',
-            ]
-        elif others:
+        if others:
             lines += [
                 f"# The files differ: {listed_by_value(values)}. Save them alike.",
                 f'{key} = "{BLANK}"',
             ]
-        elif key != "header":
-            lines.append(f"{key} = {toml_text(str(only))}")
-        elif only != 1:
-            lines.append(f"header = {only}  # the line with the column names")
+        else:
+            lines.append(f"{key} = {toml_text(only)}")
     return lines
 
 

@@ -32,7 +32,6 @@ from dpscaffold.data.drafts.guesses import (
 from dpscaffold.data.tables.cells import CellReader, as_text, same_values
 from dpscaffold.data.tables.codec import read_labels
 from dpscaffold.data.tables.dialect import (
-    AUTO,
     OTHERS,
     UNKNOWN,
     Dialect,
@@ -335,13 +334,9 @@ def _some(texts: Iterable[str], most: int = 3) -> str:
 
 
 def _shared(dialects: list[Dialect]) -> Dialect:
-    """The dialect of all files, or one to be found file by file; a sign of comments that some use
-    does no harm to the others."""
-    comment = max(dialect.comment for dialect in dialects)
-    headers = {dialect.header for dialect in dialects}
-    header = headers.pop() if len(headers) == 1 else AUTO
-    alike = {replace(dialect, comment=comment, header=header) for dialect in dialects}
-    return alike.pop() if len(alike) == 1 else Dialect(AUTO, AUTO, AUTO, comment, header)
+    """The dialect of all files, or one to be found file by file."""
+    alike = {replace(dialect, header=1) for dialect in dialects}
+    return alike.pop() if len(alike) == 1 else UNKNOWN
 
 
 def _labels_in(label: str | None, names: list[str]) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mode
@@ -25,6 +25,8 @@ Format = Literal["csv", "parquet"]
 AUTO = "auto"
 #: How much of a file is looked at to find how it is written.
 SAMPLE = 1 << 16
+#: Among how many lines at the beginning of a file its header is looked for.
+MOST_TITLES = 30
 _SUFFIXES = {"csv": (".csv", ".tsv", ".txt"), "parquet": (".parquet", ".pq")}
 #: Endings under which tables go that are not read: somebody's records may be in them.
 _PACKED = (".gz", ".zip", ".bz2", ".xz", ".zst", ".7z")
@@ -43,18 +45,17 @@ _COMMA, _POINT = re.compile(r"-?(\d+|\d{1,3}(\.\d{3})+),\d+"), re.compile(r"-?\d
 
 @dataclass(frozen=True)
 class Dialect:
-    """How a CSV file is written."""
+    """How a CSV file is written. ``header`` is the line that names the columns, counted from 1; it
+    is looked for in every file."""
 
     delimiter: str = ","
     encoding: str = "utf-8"
     decimal: str = "."
-    comment: str = ""
-    #: The line that names the columns, counted from 1, or ``"auto"``.
-    header: int | str = 1
+    header: int = 1
 
 
 #: How a file is written that nobody described.
-UNKNOWN = Dialect(AUTO, AUTO, AUTO, AUTO, AUTO)
+UNKNOWN = Dialect(AUTO, AUTO, AUTO)
 
 
 @dataclass(frozen=True)
@@ -84,10 +85,13 @@ def is_many(path: Path) -> bool:
     return path.is_dir() or (not path.exists() and any(sign in str(path) for sign in "*?["))
 
 
-def table_files(path: Path, kind: Format, dialect: Dialect) -> tuple[TableFile, ...]:
-    """The files of a table in the order of their names, each with its own dialect."""
+def table_files(
+    path: Path, kind: Format, dialect: Dialect, needed: Collection[str] = ()
+) -> tuple[TableFile, ...]:
+    """The files of a table in the order of their names, each with its own dialect; ``needed`` are
+    columns that every file has."""
     if not is_many(path):
-        return (opened(TableFile(path, kind, dialect)),)
+        return (opened(TableFile(path, kind, dialect), needed),)
     found = _listed(path, kind)
     if not found:
         wanted = " or ".join(_SUFFIXES[kind])
@@ -98,7 +102,7 @@ def table_files(path: Path, kind: Format, dialect: Dialect) -> tuple[TableFile, 
     stems = [folder_columns(file, base) for file in found]
     names = user_names(found, base)
     return tuple(
-        opened(TableFile(file, kind, dialect, name, constants))
+        opened(TableFile(file, kind, dialect, name, constants), needed)
         for file, name, constants in zip(found, names, stems, strict=True)
     )
 
@@ -184,18 +188,17 @@ def user_names(files: Sequence[Path], base: Path) -> list[str]:
     return [file.relative_to(base).with_suffix("").as_posix() for file in files]
 
 
-def opened(file: TableFile) -> TableFile:
-    """The file with its dialect found where it was left open."""
-    dialect = file.dialect
-    if file.kind != "csv" or AUTO not in vars(dialect).values():
+def opened(file: TableFile, needed: Collection[str] = ()) -> TableFile:
+    """The file with its header, and with its dialect found where it was left open. A file that
+    cannot be read is refused by whoever reads it."""
+    if file.kind != "csv":
         return file
+    dialect = file.dialect
     try:
         with file.path.open("rb") as stream:
             begun = stream.read(SAMPLE)
-    except OSError as problem:
-        raise BadInput(
-            "file-unreadable", f"{file.path} cannot be read: {problem.strerror}"
-        ) from None
+    except OSError:
+        return replace(file, dialect=Dialect())
     if dialect.encoding == AUTO:
         dialect = replace(dialect, encoding=guess_encoding(file.path))
     try:
@@ -206,26 +209,26 @@ def opened(file: TableFile) -> TableFile:
             f"{file.path} cannot be read as {dialect.encoding}; name its encoding, or encoding = "
             f"'auto'",
         ) from None
-    if dialect.comment == AUTO:
-        dialect = replace(dialect, comment=guess_comment(filled_lines(written), dialect.delimiter))
-    lines = filled_lines(written, dialect.comment)
     if dialect.delimiter == AUTO:
-        dialect = replace(dialect, delimiter=guess_delimiter(lines))
-    if dialect.header == AUTO:
-        dialect = replace(dialect, header=guess_header(written, dialect))
-    below = filled_lines(written[int(dialect.header) - 1 :], dialect.comment)
+        dialect = replace(dialect, delimiter=guess_delimiter(filled_lines(written)))
+    if needed:
+        own = {*needed} - {name for name, _ in file.constants}
+        header = named_header(written, dialect.delimiter, own)
+    else:
+        header = guess_header(written, dialect.delimiter)
+    below = filled_lines(written[header - 1 :])
     if dialect.decimal == AUTO:
         dialect = replace(dialect, decimal=guess_decimal(below, dialect.delimiter, file.path))
-    return replace(file, dialect=dialect)
+    return replace(file, dialect=replace(dialect, header=header))
 
 
-def found_in(values: Iterable[tuple[str, str | int]]) -> dict[str | int, list[str]]:
+def found_in(values: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
     """Every value that a key of a dialect has in some file, and the names of those files.
 
     >>> found_in([("a.csv", ","), ("b.csv", ";"), ("c.csv", ",")])
     {',': ['a.csv', 'c.csv'], ';': ['b.csv']}
     """
-    found: dict[str | int, list[str]] = {}
+    found: dict[str, list[str]] = {}
     for name, value in values:
         found.setdefault(value, []).append(name)
     return found
@@ -291,30 +294,48 @@ def sample_lines(begun: bytes, encoding: str) -> list[str]:
     return lines[:-1] if len(begun) >= SAMPLE else lines
 
 
-def filled_lines(lines: Sequence[str], comment: str = "") -> list[str]:
-    """The lines that hold something and are no comment."""
-    return [line for line in lines if line and not (comment and line.startswith(comment))]
+def filled_lines(lines: Sequence[str]) -> list[str]:
+    """The lines that hold something."""
+    return [line for line in lines if line]
 
 
-def guess_header(lines: Sequence[str], dialect: Dialect) -> int:
-    """The line that names the columns: the first that fills more than half of them. Titles
-    above it fill fewer; comments and empty lines are passed over anyhow.
+def named_header(lines: Sequence[str], delimiter: str, needed: Collection[str]) -> int:
+    """The line that names the columns: the first that has all that are ``needed``, below titles
+    that fill fewer cells; the first line where there is none. Records stand below it, so none of
+    them can change what is found.
 
-    >>> guess_header(["Export of March", "", "age;stay;ill", "31;4;no"], Dialect(";"))
+    >>> named_header(["Export of March;", "age;stay;ill", "31;4;no"], ";", ["ill"])
+    2
+    >>> named_header(["age;stay;ill", "31;4;no"], ";", ["no"])
+    1
+    """
+    reader = csv.reader(lines[:MOST_TITLES], delimiter=delimiter)
+    at, widest = 1, 0
+    for row in reader:
+        cells = {cell.strip() for cell in row}
+        filled = sum(bool(cell.strip()) for cell in row)
+        if filled > widest and cells.issuperset(needed):
+            return at
+        widest = max(widest, filled)
+        at = reader.line_num + 1
+    return 1
+
+
+def guess_header(lines: Sequence[str], delimiter: str) -> int:
+    """The line that names columns which nobody knows: the first that fills more than half of them.
+    Titles above it fill fewer; empty lines are passed over anyhow.
+
+    >>> guess_header(["Export of March", "", "age;stay;ill", "31;4;no"], ";")
     3
     """
-    comment, delimiter = dialect.comment, dialect.delimiter
-    rows = csv.reader(filled_lines(lines, comment)[:50], delimiter=delimiter)
-    counts = [len(row) for row in rows]
+    counts = [len(row) for row in csv.reader(filled_lines(lines)[:50], delimiter=delimiter)]
     usual = mode(counts) if counts else 1
-    reader, at, titles = csv.reader(lines[:30], delimiter=delimiter), 1, False
+    reader, at = csv.reader(lines[:MOST_TITLES], delimiter=delimiter), 1
     for row in reader:
-        skipped = bool(comment) and lines[at - 1].startswith(comment)
         filled = sum(bool(cell.strip()) for cell in row)
         enough = len(row) == usual if usual < 3 else 2 * filled > usual
-        if filled and enough and not skipped:
-            return at if titles else 1
-        titles |= bool(row) and not skipped
+        if filled and enough:
+            return at
         at = reader.line_num + 1
     return 1
 
@@ -332,24 +353,6 @@ def guess_delimiter(lines: Sequence[str]) -> str:
         return usual, counts.count(usual)
 
     return max(_DELIMITERS, key=columns) if lines else ","
-
-
-def guess_comment(lines: Sequence[str], delimiter: str) -> str:
-    """``#`` where a file begins with such lines, unless the last of them is its header.
-
-    >>> guess_comment(["# of March", "age,ill", "31,no"], ",")
-    '#'
-    >>> guess_comment(["#age,ill", "31,no"], ",")
-    ''
-    """
-    begins = [line.startswith("#") for line in lines]
-    if not lines or not begins[0] or all(begins):
-        return ""
-    first = begins.index(False)
-    rest = lines[first:]
-    cut = guess_delimiter(rest) if delimiter == AUTO else delimiter
-    header, row = list(csv.reader([lines[first - 1], rest[0]], delimiter=cut))
-    return "" if len(header) == len(row) > 1 else "#"
 
 
 def guess_decimal(lines: Sequence[str], delimiter: str, path: Path) -> str:

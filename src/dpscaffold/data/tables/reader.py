@@ -1,6 +1,6 @@
 """CSV and Parquet files as batches of Arrow columns, with every problem as one sentence.
 
-A CSV file is opened as UTF-8, without comments and lines above the header, and with column names
+A CSV file is opened as UTF-8, without lines above the header, and with column names
 that have no blanks around them. Arrow reads ahead in threads of its own, and a process that ends
 while such a thread releases a Python object is aborted. So a file that needs changes is changed
 here, some records at a time, and Arrow gets a copy of its own.
@@ -49,11 +49,9 @@ def csv_batches(file: TableFile, convert: pa.csv.ConvertOptions) -> Iterator[pa.
     with _text(file) as text:
         header, read = _header(text, file)
         while lines := _records(text, file):
-            body = "".join(line for line in lines if line)
+            part = pa.BufferReader((header + "".join(lines)).encode())
             try:
-                with _arrow_reader(
-                    pa.BufferReader((header + body).encode()), file, convert
-                ) as reader:
+                with _arrow_reader(part, file, convert) as reader:
                     yield from reader
             except pa.ArrowInvalid as problem:
                 raise pa.ArrowInvalid(_moved(str(problem), read - 1)) from None
@@ -133,7 +131,7 @@ def _text(file: TableFile) -> IO[str]:
 def _is_plain(file: TableFile) -> bool:
     """Whether Arrow can read the file as it is."""
     dialect = file.dialect
-    if dialect.comment or dialect.header != 1 or not is_utf8(dialect.encoding):
+    if dialect.header != 1 or not is_utf8(dialect.encoding):
         return False
     with file.path.open(encoding="utf-8-sig", errors="replace", newline="") as text:
         header, _ = _header(text, file, trim=False)
@@ -143,13 +141,13 @@ def _is_plain(file: TableFile) -> bool:
 def _header(text: IO[str], file: TableFile, trim: bool = True) -> tuple[str, int]:
     """The line that names the columns (more, where a name in quotes has some), and how many lines
     were read."""
-    dialect, read = file.dialect, int(file.dialect.header) - 1
+    dialect, read = file.dialect, file.dialect.header - 1
     for _ in range(read):
         text.readline()
     while line := text.readline():
         read += 1
         line = line.lstrip("\ufeff")
-        if line.strip() and not (dialect.comment and line.startswith(dialect.comment)):
+        if line.strip():
             break
     while line and goes_on(line, dialect.delimiter) and (more := text.readline()):
         line, read = line + more, read + 1
@@ -157,20 +155,16 @@ def _header(text: IO[str], file: TableFile, trim: bool = True) -> tuple[str, int
 
 
 def _records(text: IO[str], file: TableFile) -> list[str]:
-    """Lines that end with a record, empty in place of comments; none at the end of the file."""
+    """Lines that end with a record; none at the end of the file."""
     lines = text.readlines(_BATCH_BYTES)
-    kept, inside, at = [], False, 0
+    inside, at = False, 0
     while at < len(lines):
-        line = lines[at]
-        sign = file.dialect.comment
-        comment = not inside and bool(sign) and line.startswith(sign)
-        kept.append("" if comment else line)
-        if not comment and (inside or '"' in line):
-            inside = goes_on(line, file.dialect.delimiter, inside)
+        if inside or '"' in lines[at]:
+            inside = goes_on(lines[at], file.dialect.delimiter, inside)
         at += 1
         if at == len(lines) and inside:
             lines += text.readlines(_BATCH_BYTES)
-    return kept
+    return lines
 
 
 def _moved(problem: str, lines: int) -> str:
@@ -366,10 +360,12 @@ def _explained(path: Path, problem: Exception, names: Sequence[str]) -> tuple[st
     row = re.search(r"Row #(\d+)", text)
     where = f" (line {row[1]})" if row else ""
     if ragged := re.search(r"Expected (\d+) columns, got (\d+)", text):
+        comment = re.search(r"got \d+: *#", text) is not None
+        advice = "take lines of comments out" if comment else "fix the row, or set delimiter"
         return (
             "row-length-differs",
             f"{path}{where}: a row has {ragged[2]} values, and the header names {ragged[1]} "
-            f"columns; fix the row, or set delimiter or header",
+            f"columns; {advice}",
         )
     if wrong := _NO_NUMBER.search(text):
         column = (

@@ -269,7 +269,7 @@ def files_of(table: TableSource) -> tuple[TableFile, ...]:
     if table.kind == "held":
         held = (TableFile(Path(n), "held", user=n, table=t) for n, t in table.held)
         return tuple(replace(file, na_values=table.na_values) for file in held)
-    files = table_files(table.path, table.kind, table.dialect)
+    files = table_files(table.path, table.kind, table.dialect, needed(table))
     return tuple(replace(file, na_values=table.na_values) for file in files)
 
 

@@ -300,14 +300,14 @@ def remark_on_guesses(dialect: Dialect, files: Sequence[TableFile]) -> Remark | 
     for name in guessed:
         values = found_in((file.path.name, vars(file.dialect)[name]) for file in files)
         only, *others = values
-        line = f"data.{name} = {_toml(only)}"
+        line = f"data.{name} = {toml_text(only)}"
         if others:
             line = f"data.{name}, with all files saved alike (found: {listed_by_value(values)})"
         lines.append(line)
     return Remark(said, "unprotected", remedy=" and ".join(lines))
 
 
-def listed_by_value(values: Mapping[str | int, Sequence[str]], most: int = 4) -> str:
+def listed_by_value(values: Mapping[str, Sequence[str]], most: int = 4) -> str:
     """Each value and the files that have it.
 
     >>> listed_by_value({"utf-8": ["a.csv", "c.csv"], "cp1252": ["b.csv"]})
@@ -316,24 +316,8 @@ def listed_by_value(values: Mapping[str | int, Sequence[str]], most: int = 4) ->
     parts = []
     for value, names in values.items():
         more = f" and {len(names) - most} more" if len(names) > most else ""
-        parts.append(f"{_toml(value)} in {', '.join(names[:most])}{more}")
+        parts.append(f"{toml_text(value)} in {', '.join(names[:most])}{more}")
     return "; ".join(parts)
-
-
-def _toml(value: str | int) -> str:
-    return toml_text(value) if isinstance(value, str) else str(value)
-
-
-def remark_on_comments(sign: str) -> Remark:
-    """What is said of lines that are skipped: a record is one of them if its first cell says so."""
-    return Remark(
-        f"Lines that begin with '{sign}' were skipped (data.comment), so a record whose first cell "
-        f"begins with it was left out, and how many records a user has tells it: outside the "
-        f"guarantee.",
-        "unprotected",
-        remedy=f"no data.comment, but data.header, the number of the line that names the columns, "
-        f"and take the lines below it that begin with '{sign}' out of the files",
-    )
 
 
 def preparation_of(
@@ -354,7 +338,6 @@ def preparation_of(
     if table.kind == "csv":
         guesses = remark_on_guesses(table.dialect, files)
         steps += [guesses] if guesses else []
-        steps += [remark_on_comments(table.dialect.comment)] if table.dialect.comment else []
     if "drop" in rules:
         steps.append(Remark(LEFT_OUT, "unprotected", remedy=NOT_DROPPED))
     for constant in dict.fromkeys(rule for rule in rules if isinstance(rule, int | float)):
