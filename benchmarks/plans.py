@@ -169,7 +169,7 @@ def shape_of(data: Any) -> tuple[int, int]:
         if isinstance(step, Pca):
             features = step.components
         elif isinstance(step, HogSettings):
-            features = hog_width(step.shape, step.cell, step.orientations)
+            features = hog_width(step.shape)
     return features, classes
 
 

@@ -144,7 +144,7 @@ def test_sentences_name_what_each_step_was_fitted_on(federation: Federation) -> 
         ([{"step": "centre", "fit": "private", "noise": 1.0}], "missing-key: norm_bound"),
         ([{"step": "centre", "fit": "private", "norm_bound": 1.0}], "noise-or-epsilon"),
         (
-            [{"step": "centre", "fit": "private", "norm_bound": 1.0, "epsilon": 1.0}],
+            [{"step": "centre", "fit": "private", "norm_bound": 1, "epsilon": 1.0, "noise": 2.0}],
             "noise-or-epsilon",
         ),
         ([{"step": "centre", "noise": 1.0}], "not-applicable: fit = 'private'"),

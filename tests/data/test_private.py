@@ -182,8 +182,7 @@ def test_noise_repeats_with_the_seed_and_not_with_the_system() -> None:
     step = {"step": "centre", "fit": "private", "norm_bound": 1.0, "noise": 1.0}
     a, b, c = (preprocess(federation, [step], seed).train.features for seed in (0, 0, 1))
     assert torch.equal(a, b) and not torch.equal(a, c)
-    system = [{**step, "entropy": "system"}]
-    fresh = [preprocess(federation, system, 0, release=True) for _ in range(2)]
+    fresh = [preprocess(federation, [step], 0, release=True) for _ in range(2)]
     assert not torch.equal(fresh[0].train.features, fresh[1].train.features)
     assert "operating system" in fresh[0].preprocessing[0]
     assert "seed" in preprocess(federation, [step]).preprocessing[0]
@@ -210,17 +209,11 @@ def test_calibration_agrees_with_dp_accounting(epsilon: float, delta: float) -> 
 
 def test_epsilon_is_for_the_whole_step() -> None:
     """A private standardisation releases two sums; composed they are one Gaussian of the asked-for
-    (ε, δ)."""
-    step = {
-        "step": "standardise",
-        "fit": "private",
-        "norm_bound": 1.0,
-        "epsilon": 2.0,
-        "delta": 1e-5,
-    }
+    ε at δ = 10⁻⁶."""
+    step = {"step": "standardise", "fit": "private", "norm_bound": 1.0, "epsilon": 2.0}
     (fitted,) = preprocess(zeros(1, 4, 3), [step]).preparation
     assert fitted.cost is not None and fitted.cost.noise is not None
-    assert fitted.cost.noise == pytest.approx(gaussian_multiplier(2.0, 1e-5), rel=1e-9)
+    assert fitted.cost.noise == pytest.approx(gaussian_multiplier(2.0, 1e-6), rel=1e-9)
     # Under add/remove the sums of x and x² have multipliers 2z and √2·z, z = √2 times the whole's.
     z = math.sqrt(2) * fitted.cost.noise
     whole = 1 / math.sqrt(1 / (2 * z) ** 2 + 1 / (math.sqrt(2) * z) ** 2)
@@ -266,13 +259,13 @@ def test_what_is_stored_is_made_of_the_grid() -> None:
     step = {"step": "centre", "fit": "private", "norm_bound": 1.0, "noise": 7.0}
     grid = 2.0 ** (math.floor(math.log2(14.0)) - 20)
 
-    def gridded(entropy: str) -> bool:
-        (shift,) = preprocess(data, [{**step, "entropy": entropy}], release=True).preparation
+    def gridded(release: bool) -> bool:
+        (shift,) = preprocess(data, [step], release=release).preparation
         mean = shift.mean.astype(np.float64)
         nearest = (np.round(mean * 12 / grid) * grid / 12).astype(np.float32)
         return bool((nearest == shift.mean).all())
 
-    assert gridded("system") and not gridded("seed")
+    assert gridded(release=True) and not gridded(release=False)
 
 
 def test_system_noise_is_the_ciphers_under_a_new_key(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,10 +277,10 @@ def test_system_noise_is_the_ciphers_under_a_new_key(monkeypatch: pytest.MonkeyP
         proper(self, key)
 
     monkeypatch.setattr(CipherStream, "__init__", watched)
-    system = {"step": "centre", "fit": "private", "norm_bound": 1.0, "noise": 1.0}
-    preprocess(zeros(1, 4, 5), [{**system, "entropy": "system"}] * 2, release=True)
+    step = {"step": "centre", "fit": "private", "norm_bound": 1.0, "noise": 1.0}
+    preprocess(zeros(1, 4, 5), [step] * 2, release=True)
     assert keys == [None, None]
-    preprocess(zeros(1, 4, 5), [system])
+    preprocess(zeros(1, 4, 5), [step])
     assert len(keys) == 2
 
 

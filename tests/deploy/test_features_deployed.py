@@ -22,8 +22,8 @@ POISSON = Gaussian(clip=0.7, noise=0.8, sampling="poisson")
 #: Steps for images of 6 × 6 pixels, by the number of features that they give.
 STEPS = {
     32: ["hog:6x6"],
-    18: [{"step": "hog", "shape": [4, 3, 3], "cell": 2, "orientations": 4}, "random-features:18"],
-    20: [{"step": "random-features", "features": 20, "scale": 2.0, "seed": 3}, "unit-norm"],
+    18: [{"step": "hog", "shape": [4, 3, 3]}, "random-features:18"],
+    20: [{"step": "random-features", "features": 20}, "unit-norm"],
 }
 
 

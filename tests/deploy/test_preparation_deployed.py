@@ -40,7 +40,7 @@ POISSON = Gaussian(clip=0.7, noise=0.8, sampling="poisson")
 SECRET = POISSON.changed(noise=20.0, secret=True)
 SECURE = Secure(colluders=1, least=3, voids=4)
 CENTRE = {"step": "centre", "fit": "private", "norm_bound": 4.0, "noise": 2.0}
-STANDARDISE = CENTRE | {"step": "standardise", "floor": 0.1}
+STANDARDISE = CENTRE | {"step": "standardise"}
 PCA = CENTRE | {"step": "pca", "norm_bound": 3.0, "components": 2}
 PIPELINES = {
     "centre": [CENTRE],
@@ -365,7 +365,7 @@ def test_noise_is_solved_together_with_the_preparation(tmp_path):
         ("norm_bound = 4.0, ", "", "missing-key: norm_bound"),
         (", noise = 20.0 }", " }", "missing-key: noise"),
         ('fit = "private", norm_bound = 4.0', "norm_bound = 4.0", "missing-key: fit"),
-        ("components = 2", "uncentred = true", "missing-key: components"),
+        ("components = 2", "norm = 1.0", "missing-key: components"),
         ("components = 2", "components = 5", "too-many-components: 5"),
         ('{ step = "standardise", fit = "private", norm_bound = 4.0, noise = 20.0 },', "",
          "pca-not-centred"),

@@ -157,24 +157,20 @@ def test_seeded_noise_in_a_secret_run_is_refused():
         train(centred(), Logistic(4, 3), fedavg(), PLAN, secret)
 
 
-SYSTEM = {"source": "digits", "users": 4, "preprocess": [{**CENTRE, "entropy": "system"}]}
-
-
 def test_system_noise_is_drawn_by_prepare_alone(tmp_path):
-    """A load would release it again; a stored federation is the same at every load."""
-    with refuses("repeated-release"):
-        load_federation(SYSTEM)
-    with refuses("repeated-release"):
-        preprocess(federation(), SYSTEM["preprocess"])
+    """A load would release it again, so it draws from the seed, and no secret run accepts that; a
+    stored federation is the same at every load."""
+    seeded = load_federation({"source": "digits", "users": 4, "preprocess": [CENTRE]})
+    assert [s.cost.seeded for s in seeded.preparation if s.cost] == [True]
     config = tmp_path / "config.toml"
     config.write_text(
         '[data]\nsource = "digits"\nusers = 4\n[[data.preprocess]]\nstep = "centre"\n'
-        'fit = "private"\nnorm_bound = 1.0\nnoise = 2.5\nentropy = "system"\n'
-        "[plan]\nrounds = 2\nlocal_steps = 1\n[privacy]\nnoise = 4.0\nsecret = true\n"
+        'fit = "private"\nnorm_bound = 1.0\nnoise = 2.5\n'
+        "[plan]\nrounds = 2\nlocal_steps = 1\nuser_ratio = 0.5\n"
+        "[privacy]\nnoise = 4.0\nsecret = true\n"
     )
-    for command in (["train", "--out", str(tmp_path / "run")], ["privacy"], ["data", "describe"]):
-        words = [*command[:2], str(config)] if command[0] == "data" else [*command, str(config)]
-        answer = CliRunner().invoke(app, words)
+    for command in (["train", "--out", str(tmp_path / "run")], ["privacy"]):
+        answer = CliRunner().invoke(app, [*command, str(config)])
         assert isinstance(answer.exception, BadInput), answer.output
         assert "data prepare" in str(answer.exception)
     assert not (tmp_path / "run").exists()

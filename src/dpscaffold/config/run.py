@@ -195,8 +195,8 @@ class Run:
             raise BadInput(
                 "noise-not-secret",
                 f"privacy.secret is true, but the noise on the private {seeded[0]} came from the "
-                f"data's seed and can be taken off again; set entropy = 'system' in that step and "
-                f"store the data once with 'dpscaffold data prepare'",
+                f"data's seed and can be taken off again; store the data once with 'dpscaffold "
+                f"data prepare', which draws it from the operating system",
             )
 
     def _check_neighbours(self) -> None:

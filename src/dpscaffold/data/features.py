@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from dpscaffold.data.prepared import same_fields
-from dpscaffold.data.preprocessing import hog_width
+from dpscaffold.data.preprocessing import CELL, ORIENTATIONS, hog_width
 from dpscaffold.errors import BadInput
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from dpscaffold.privacy import Cost, Protection
 
 _PUBLIC = "record by record, by public constants (no private record was read)"
+#: The public seed of all random directions: no record depends on it, and every site has the same.
+_DIRECTIONS = 0
 #: Images that are worked on together, so that they fit into a processor's cache.
 _IMAGES = 256
 
@@ -32,16 +34,14 @@ class Hog:
     """Images as histograms of oriented gradients (Dalal and Triggs, 2005), cell by cell.
 
     ``shape`` is (height, width), or (channels, height, width) as in PyTorch; of several channels
-    the one with the largest gradient counts at each pixel. Every ``cell`` × ``cell`` pixels give
-    one histogram of ``orientations`` bins over a full turn. Pixels are expected in [0, 1].
+    the one with the largest gradient counts at each pixel. Every 4 × 4 pixels give one histogram of
+    8 bins over a full turn. Pixels are expected in [0, 1].
 
     >>> Hog((28, 28))(np.zeros((2, 784), np.float32)).shape
     (2, 392)
     """
 
     shape: tuple[int, ...]
-    cell: int = 4
-    orientations: int = 8
     protection: ClassVar[Protection] = "public"
     cost: ClassVar[Cost | None] = None
 
@@ -53,7 +53,7 @@ class Hog:
     @property
     def outputs(self) -> int:
         """The number of features that it gives."""
-        return hog_width(self.shape, self.cell, self.orientations)
+        return hog_width(self.shape)
 
     @property
     def sentence(self) -> str:
@@ -61,7 +61,7 @@ class Hog:
         size = " × ".join(map(str, self.shape))
         return (
             f"Images of {size} pixels became histograms of oriented gradients (cells of "
-            f"{self.cell} × {self.cell}, {self.orientations} orientations), {_PUBLIC}."
+            f"{CELL} × {CELL}, {ORIENTATIONS} orientations), {_PUBLIC}."
         )
 
     def __call__(self, rows: np.ndarray) -> np.ndarray:
@@ -108,13 +108,13 @@ class Hog:
         from torch.nn.functional import pad
 
         height, width = self.shape[-2:]
-        margin = (0, -width % self.cell, 0, -height % self.cell)
+        margin = (0, -width % CELL, 0, -height % CELL)
         down, across = pad(down, margin), pad(across, margin)
         magnitude = (down.square() + across.square()).sqrt()
         steep = down / torch.where(across == 0, torch.full_like(across, 1e-12), across)
         turn = steep.atan() / (2 * math.pi) + 0.25 + 0.5 * (across < 0)
-        place = turn * self.orientations
-        return torch.cat([self._bin(place, magnitude, at) for at in range(self.orientations)], 1)
+        place = turn * ORIENTATIONS
+        return torch.cat([self._bin(place, magnitude, at) for at in range(ORIENTATIONS)], 1)
 
     def _bin(self, place: Tensor, magnitude: Tensor, at: int) -> Tensor:
         """(N, 1, cells down, cells across): what one bin receives, summed over each cell."""
@@ -123,9 +123,9 @@ class Hog:
 
         apart = (place - at).abs()
         if at == 0:  # a full turn ends where it began
-            apart = torch.minimum(apart, self.orientations - apart)
+            apart = torch.minimum(apart, ORIENTATIONS - apart)
         shares = magnitude * (1 - apart).clamp_min(0)
-        return avg_pool2d(shares[:, None], self.cell) * self.cell**2
+        return avg_pool2d(shares[:, None], CELL) * CELL**2
 
 
 def _blurred(found: Tensor, axis: int) -> Tensor:
@@ -144,9 +144,9 @@ class RandomFeatures:
     """x ↦ √(2/D)·cos(xW + b): random Fourier features (Rahimi and Recht, 2007), whose inner
     products approximate a Gaussian kernel. ``weights`` are (d, D) and ``phases`` (D,), float32.
 
-    >>> step = RandomFeatures.drawn(columns=3, features=1000, scale=2.0, seed=0)
-    >>> a, b = step(np.float32([[0, 0, 0], [1, 2, 2]]))
-    >>> abs(float(a @ b) - math.exp(-9 / 8)) < 0.1  # exp(−‖x − y‖²/(2·scale²))
+    >>> step = RandomFeatures.drawn(columns=3, features=1000)
+    >>> a, b = step(np.float32([[0, 0, 0], [0.5, 1, 1]]))
+    >>> abs(float(a @ b) - math.exp(-2.25 / 2)) < 0.1  # exp(−‖x − y‖²/2)
     True
     """
 
@@ -158,10 +158,10 @@ class RandomFeatures:
     __hash__ = None  # type: ignore[assignment]
 
     @classmethod
-    def drawn(cls, columns: int, features: int, scale: float, seed: int) -> RandomFeatures:
-        """Weights and phases from a public seed, for a kernel of width ``scale``."""
-        rng = np.random.Generator(np.random.Philox(seed))
-        weights = rng.standard_normal((columns, features)) / scale
+    def drawn(cls, columns: int, features: int) -> RandomFeatures:
+        """Weights and phases, the same for everybody, for a kernel of width 1."""
+        rng = np.random.Generator(np.random.Philox(_DIRECTIONS))
+        weights = rng.standard_normal((columns, features))
         phases = rng.uniform(0, 2 * math.pi, features)
         return cls(weights.astype(np.float32), phases.astype(np.float32))
 

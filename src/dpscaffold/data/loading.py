@@ -40,7 +40,7 @@ from dpscaffold.data.config import (
     range_of,
 )
 from dpscaffold.data.pool import Pool, numbered, offsets, partitioned, split_rows, steps_of
-from dpscaffold.data.preparation import fit, refuse_redraws
+from dpscaffold.data.preparation import fit
 from dpscaffold.data.prepared import after, transformed
 from dpscaffold.data.sources import cifar, images
 from dpscaffold.data.sources.arrays import read_npz
@@ -73,8 +73,8 @@ def load_federation(
     """The federation that a ``[data]`` table (a dict or its parsed settings) describes.
 
     ``notify`` is called with what a reader had to decide: how labels are numbered, which records
-    were left out. ``release`` allows private preprocessing with the operating system's noise, for
-    a federation that is stored at once and used from there (:func:`prepare`).
+    were left out. ``release`` draws the noise of private preprocessing from the operating system,
+    for a federation that is stored at once and used from there (:func:`prepare`).
 
     >>> load_federation({"source": "digits", "users": 5, "similarity": 0})
     Federation(digits, 0 % similar: 5 users, 287 train records each, 64 features, 10 classes)
@@ -98,12 +98,12 @@ def _load(settings: Any, notify: Notify | None, release: bool) -> Federation:
         return synthetic(**settings.model_dump(exclude={"source", "declared_sizes"}))
     if isinstance(settings, Saved):
         return load(Path(settings.path).expanduser())
-    if not release:
-        refuse_redraws(settings.preprocess)  # before the reading, not after it
-    return federation_of_pool(read_pool(settings), settings, notify)
+    return federation_of_pool(read_pool(settings), settings, notify, release)
 
 
-def federation_of_pool(pool: Pool, settings: Pooled, notify: Notify | None = None) -> Federation:
+def federation_of_pool(
+    pool: Pool, settings: Pooled, notify: Notify | None = None, release: bool = False
+) -> Federation:
     """Partition a pool among users and prepare it, as the settings say."""
     for note in (*pool.notes, *_scale_notes(pool, settings)) if notify else ():
         notify(note)  # type: ignore[misc]
@@ -117,7 +117,7 @@ def federation_of_pool(pool: Pool, settings: Pooled, notify: Notify | None = Non
         preparation=pool.preparation + left_out(settings, gone) + drafted(settings),
         coded=True,
     )
-    return _assembled(pool, parts, names, settings)
+    return _assembled(pool, parts, names, settings, release)
 
 
 def _scale_notes(pool: Pool, settings: Pooled) -> list[str]:
@@ -151,7 +151,7 @@ def one_scale(rows: np.ndarray) -> bool:
 
 
 def _assembled(
-    pool: Pool, parts: list[np.ndarray], names: tuple[str, ...], settings: Pooled
+    pool: Pool, parts: list[np.ndarray], names: tuple[str, ...], settings: Pooled, release: bool
 ) -> Federation:
     """The federation of these parts after its preprocessing. The tables are looked through once,
     as they will be used; where they cannot be, the raw ones may say why in fewer words."""
@@ -160,7 +160,7 @@ def _assembled(
     _check_labels(train, pool.title, pool.target)
     target, title = pool.target, pool.title
     try:
-        fitted = fit(train.features, settings.preprocess, settings.seed)
+        fitted = fit(train.features, settings.preprocess, settings.seed, release)
         ready, steps = (after(train, fitted), after(test, fitted)), steps_of(pool) + fitted
         return Federation(ready[0], ready[1], target, names, title, steps).validated()
     except Exception:
@@ -241,7 +241,8 @@ def prepare(
 ) -> Path:
     """Store the federation of a ``[data]`` table in a folder, from which it loads quickly.
 
-    Tables are streamed from file to file and may exceed memory; so may a stored federation.
+    Tables are streamed from file to file and may exceed memory; so may a stored federation. The
+    noise of private steps comes from the operating system.
 
     Args:
         settings: The ``[data]`` table, as a dict or parsed.
@@ -267,7 +268,7 @@ def prepare(
         raise BadInput("cannot-write", f"{folder} cannot be written: {problem.strerror}") from None
     try:
         raw = _stream(settings, draft, notify)
-        return preprocess_to(raw, settings.preprocess, folder, settings.seed, overwrite)
+        return preprocess_to(raw, settings.preprocess, folder, overwrite)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 
@@ -276,19 +277,18 @@ def preprocess_to(
     federation: Federation,
     steps: Iterable[Any],
     folder: str | Path,
-    seed: int = 0,
     overwrite: bool = False,
 ) -> Path:
-    """Preprocess a federation into a folder, block by block, without loading it.
+    """Preprocess a federation into a folder, block by block, without loading it. The noise of
+    private steps comes from the operating system.
 
     Args:
         federation: The federation.
         steps: The steps in order, such as ``["standardise", "unit-norm"]``.
         folder: The folder to write.
-        seed: The seed of the noise of private steps.
         overwrite: Replace a prepared federation that already exists.
     """
-    fitted = fit(federation.train.features, steps, seed)
+    fitted = fit(federation.train.features, steps, release=True)
     steps = federation.preparation + fitted
     with FederationWriter(folder, federation.target, federation.title, steps, overwrite) as writer:
         for part, table in (("train", federation.train), ("test", federation.test)):

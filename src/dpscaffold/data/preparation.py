@@ -63,59 +63,52 @@ def preprocess(
         federation: The federation.
         steps: The steps in order, such as ``["standardise", "unit-norm"]``.
         seed: The seed of the noise of private steps.
-        release: Allow noise of the operating system (``entropy = "system"``). The result must then
-            be stored and used from there on: each new draw is a further release of the same
-            records.
+        release: Draw the noise from the operating system, where nobody can draw it again. The
+            result must then be stored and used from there on: each new draw is a further release
+            of the same records.
 
     >>> x, y = torch.tensor([[3.0, 4.0], [0.0, 2.0]]), torch.tensor([0, 1])
     >>> small = preprocess(Federation.from_arrays([(x, y)], [(x, y)]), ["unit-norm"])
     >>> small.test.features.norm(dim=1).tolist(), small.preprocessing
     ([1.0, 1.0], ('Rows were scaled to unit norm, record by record (no fit).',))
     """
-    steps = parse_steps(steps)
-    if not release:
-        refuse_redraws(steps)
-    return applied(federation, fit(federation.train.features, steps, seed))
-
-
-def refuse_redraws(steps: Iterable[StepSettings]) -> None:
-    """Refuse private steps whose noise would be drawn again at every load: each draw spends again,
-    and the average of many has no noise."""
-    for step in steps:
-        if isinstance(step, NoisedStep) and step.fit == "private" and step.entropy == "system":
-            raise BadInput(
-                "repeated-release",
-                f"preprocess: {getattr(step, 'step', 'a step')} has entropy = 'system', so every "
-                f"load would release it again with fresh noise; store the data once with "
-                f"'dpscaffold data prepare' and use the result with source = 'saved'",
-            )
+    return applied(federation, fit(federation.train.features, steps, seed, release))
 
 
 def fit(
-    features: torch.Tensor, steps: Iterable[str | dict[str, Any] | StepSettings], seed: int = 0
+    features: torch.Tensor,
+    steps: Iterable[str | dict[str, Any] | StepSettings],
+    seed: int = 0,
+    release: bool = False,
 ) -> tuple[Prepared, ...]:
     """Fit the steps one after the other on the pooled training records (N, d); reads them in
-    blocks."""
+    blocks.
+
+    Noise of private steps comes from ``seed``, so that a load repeats what another one gave: were
+    it drawn anew, each load would spend again, and the average of many would have no noise. With
+    ``release`` it comes from the operating system, and the caller stores what is fitted.
+    """
     fitted: tuple[Prepared, ...] = ()
     for number, step in enumerate(parse_steps(steps)):
-        fitted += (_fit(step, features, fitted, seed, number),)
+        rng: Stream = CipherStream() if release else stream(seed, f"noise {number}")
+        fitted += (_fit(step, features, fitted, rng),)
     return fitted
 
 
 def _fit(
-    step: StepSettings, features: torch.Tensor, before: tuple[Prepared, ...], seed: int, number: int
+    step: StepSettings, features: torch.Tensor, before: tuple[Prepared, ...], rng: Stream
 ) -> Prepared:
     if isinstance(step, UnitNormSettings):
         return prepared.UnitNorm()
     if isinstance(step, ClipNormSettings):
         return prepared.ClipNorm(step.norm)
     if isinstance(step, HogSettings):
-        return Hog(step.shape, step.cell, step.orientations)
+        return Hog(step.shape)
     if isinstance(step, RandomFeaturesSettings):
         columns = len(next(transformed(features[:1], before))[0])
-        return RandomFeatures.drawn(columns, step.features, step.scale, step.seed)
+        return RandomFeatures.drawn(columns, step.features)
     assert isinstance(step, NoisedStep)
-    source = _Source(step, features, before, seed, number)
+    source = _Source(step, features, before, rng)
     if isinstance(step, Centre):
         mean = source.mean().astype(np.float32)
         what = "Features were centred with the pooled mean"
@@ -145,8 +138,7 @@ class _Source:
         step: NoisedStep,
         features: torch.Tensor,
         before: tuple[Prepared, ...],
-        seed: int,
-        number: int,
+        rng: Stream,
     ):
         self.step, self.features, self.before = step, features, before
         self.count = len(features)
@@ -154,8 +146,9 @@ class _Source:
         self.private = step.fit == "private"
         self.given = _given(step) if isinstance(step, FittedStep) else {}
         self.released: list[Cost] = []
-        system = self.private and step.entropy == "system"
-        self.rng: Stream = CipherStream() if system else stream(seed, f"noise {number}")
+        self.rng = rng
+        #: Whether somebody who knows the data's seed can draw the noise again.
+        self.seeded = not isinstance(rng, CipherStream)
 
     def rows(self) -> Iterator[np.ndarray]:
         for rows in transformed(self.features, self.before):
@@ -174,19 +167,18 @@ class _Source:
     def mean_and_deviation(self, step: Standardise) -> tuple[np.ndarray, np.ndarray]:
         if step.fit == "public":
             deviation = self._public("deviation", (self.dimension,))
-            return self._public("mean", (self.dimension,)), _floored(deviation, step.floor)
+            return self._public("mean", (self.dimension,)), _without_zeros(deviation)
         mean = self.mean()
-        floor = step.floor
         if not self.private:
             centre = mean.astype(np.float32)
             total = sum((_squares(rows - centre) for rows in self.rows()), np.zeros(self.dimension))
-            return mean, _floored(np.sqrt(total / self.count), floor)
+            return mean, _without_zeros(np.sqrt(total / self.count))
         multiplier = self._spend("deviation", 2**0.5)
         squares = sum((_squares(rows) for rows in self.rows()), np.zeros(self.dimension))
         squares = noised_squares(squares, self._bound(), multiplier, self.rng) / self.count
         # A variance that the noise drowns is worth its noise level, which is public.
         drowned = 2**0.5 * self._bound() ** 2 * multiplier / self.count
-        return mean, np.sqrt(np.maximum(squares - mean**2, max(floor**2, drowned)))
+        return mean, np.sqrt(np.maximum(squares - mean**2, drowned))
 
     def components(self, count: int) -> np.ndarray:
         """(d, k) float32, orthonormal, by falling eigenvalue; the largest entry of each is
@@ -221,7 +213,7 @@ class _Source:
             return f"{what}, {_OUTSIDE}."
         noise = (
             "drawn from the data's seed, which makes this a simulation of the mechanism"
-            if self.step.entropy == "seed"
+            if self.seeded
             else "drawn from the operating system"
         )
         return (
@@ -239,8 +231,7 @@ class _Source:
         """The multiplier of a release, noted as spent; ``ratio`` is Δ(replace-one) over
         Δ(add/remove)."""
         z = self.step.multiplier()
-        seeded = self.step.entropy == "seed"
-        self.released.append(Cost(name, noise=z, add_remove=ratio * z, seeded=seeded))
+        self.released.append(Cost(name, noise=z, add_remove=ratio * z, seeded=self.seeded))
         return z
 
     def _public(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -296,6 +287,6 @@ def _squares(rows: np.ndarray) -> np.ndarray:
     return sums.astype(np.float64)
 
 
-def _floored(deviation: np.ndarray, floor: float) -> np.ndarray:
-    deviation = np.maximum(deviation, floor)
+def _without_zeros(deviation: np.ndarray) -> np.ndarray:
+    """A constant feature is divided by one."""
     return np.where(deviation > 0, deviation, 1.0)

@@ -71,10 +71,6 @@ class HogSettings(StepSettings):
     shape: Annotated[tuple[int, ...], BeforeValidator(as_shape), Field(min_length=2, max_length=3)]
     """The size of an image: height and width, or channels, height and width. Example:
     ``[28, 28]``"""
-    cell: int = Field(default=4, ge=2)
-    """The side of a cell in pixels; every cell gives one histogram. Example: ``4``"""
-    orientations: int = Field(default=8, ge=2)
-    """The number of bins of a histogram. Example: ``8``"""
 
     @model_validator(mode="after")
     def _large_enough(self) -> HogSettings:
@@ -86,28 +82,33 @@ class HogSettings(StepSettings):
         return self
 
 
-def hog_width(shape: tuple[int, ...], cell: int, orientations: int) -> int:
+#: The side of a cell of ``hog`` in pixels, and the bins of its histogram: strokes of digits and
+#: edges of clothes are about this wide, and every published result used these two.
+CELL, ORIENTATIONS = 4, 8
+
+
+def hog_width(shape: tuple[int, ...]) -> int:
     """The number of features that ``hog`` gives.
 
-    >>> hog_width((28, 28), cell=4, orientations=8)
+    >>> hog_width((28, 28))
     392
     """
     height, width = shape[-2:]
-    return -(-height // cell) * -(-width // cell) * orientations
+    return -(-height // CELL) * -(-width // CELL) * ORIENTATIONS
 
 
 class RandomFeaturesSettings(StepSettings):
-    """Random Fourier features of a Gaussian kernel, for tables whose classes no line separates.
-    Needs no fit."""
+    """Random Fourier features of a Gaussian kernel of width 1, for tables whose classes no line
+    separates. Needs no fit."""
 
     step: Literal["random-features"] = "random-features"
     features: int = Field(gt=0)
     """The number of features. Example: ``300``"""
-    scale: float = Field(default=1.0, gt=0)
-    """The width of the kernel: rows at this distance count as similar. Choose it without looking
-    at the records. Example: ``1.0``"""
-    seed: int = Field(default=0, ge=0)
-    """The public seed of the random directions. Example: ``0``"""
+
+
+#: The δ at which a step's ``epsilon`` is turned into a noise multiplier. The multiplier is what is
+#: accounted, at the δ of the run, so this number only says how much noise an ε asks for.
+STEP_DELTA = 1e-6
 
 
 class NoisedStep(StepSettings):
@@ -118,10 +119,9 @@ class NoisedStep(StepSettings):
     ``public``: statistics given by the user: a mean and a deviation in the step, and components in
     the ``.npz`` file ``statistics``.
     ``private``: the same pooled sums with rows clipped to the public ``norm_bound`` and Gaussian
-    noise of multiplier ``noise`` (or of the multiplier that gives (``epsilon``, ``delta``) for each
-    of the step's releases). Its noise is drawn from the data's seed, so that a simulation repeats;
-    ``entropy = "system"`` draws it from the operating system instead, for data that are prepared
-    once and used.
+    noise of multiplier ``noise`` (or of the multiplier that gives the whole step ``epsilon``). Its
+    noise is drawn from the data's seed where data are loaded, so that a simulation repeats, and
+    from the operating system where they are prepared once to be used.
     """
 
     #: How many noised sums the private fit releases.
@@ -135,19 +135,12 @@ class NoisedStep(StepSettings):
     noise: float | None = Field(default=None, gt=0)
     """The noise multiplier of each release (fit 'private'). Example: ``20.0``"""
     epsilon: float | None = Field(default=None, gt=0)
-    """The ε of the step, instead of noise (fit 'private'). Example: ``0.1``"""
-    delta: float | None = Field(default=None, gt=0, lt=1)
-    """The δ of the step, with epsilon (fit 'private'). Example: ``1e-06``"""
-    entropy: Literal["seed", "system"] = "seed"
-    """Whether the noise is drawn from data.seed or from the operating system (fit 'private').
-    Example: ``"system"``"""
+    """The ε of the step at δ = 1e-6, instead of noise (fit 'private'). Example: ``0.1``"""
 
     @model_validator(mode="after")
     def _consistent(self) -> NoisedStep:
-        private = ("norm_bound", "noise", "epsilon", "delta", "entropy")
-        given = [
-            name for name in private if getattr(self, name) != type(self).model_fields[name].default
-        ]
+        private = ("norm_bound", "noise", "epsilon")
+        given = [name for name in private if getattr(self, name) is not None]
         step = getattr(self, "step", "step")
         if self.fit != "private":
             if given:
@@ -162,12 +155,10 @@ class NoisedStep(StepSettings):
                 f"{step}: fit = 'private' needs norm_bound, a bound on the norm of a row chosen "
                 f"without looking at the data",
             )
-        if (self.noise is None) == (self.epsilon is None) or (self.epsilon is None) != (
-            self.delta is None
-        ):
+        if (self.noise is None) == (self.epsilon is None):
             raise BadValue(
                 "noise-or-epsilon",
-                f"{step}: fit = 'private' needs either noise (a multiplier) or epsilon and delta",
+                f"{step}: fit = 'private' needs either noise (a multiplier) or epsilon",
             )
         return self
 
@@ -182,10 +173,10 @@ class NoisedStep(StepSettings):
             return self.noise
         from dpscaffold.privacy.solve import gaussian_multiplier
 
-        assert self.epsilon is not None and self.delta is not None  # the validator saw to it
+        assert self.epsilon is not None  # the validator saw to it
         # R Gaussian releases of multiplier z are one of multiplier z/√R, so that (ε, δ) is the
         # whole step's.
-        return gaussian_multiplier(self.epsilon, self.delta) * math.sqrt(self.releases)
+        return gaussian_multiplier(self.epsilon, STEP_DELTA) * math.sqrt(self.releases)
 
 
 class FittedStep(NoisedStep):
@@ -218,7 +209,7 @@ class Centre(FittedStep):
 class Standardise(FittedStep):
     """The mean subtracted and the result divided by the deviation, feature by feature.
 
-    A deviation below ``floor`` counts as ``floor``; one of zero (a constant feature) counts as one.
+    A deviation of zero (a constant feature) counts as one.
     """
 
     releases: ClassVar[int] = 2
@@ -229,15 +220,12 @@ class Standardise(FittedStep):
     deviation: float | list[float] | None = None
     """The standard deviation to divide by: one number, or one per feature (fit 'public'). Example:
     ``0.25``"""
-    floor: float = Field(default=0.0, ge=0)
-    """The smallest standard deviation; smaller ones are replaced by it. Example: ``0.01``"""
 
 
 class Pca(FittedStep):
     """Rows projected on the ``components`` leading eigenvectors of their second-moment matrix.
 
-    It shifts nothing, so a centring step comes before it, unless ``uncentred`` says that none is
-    meant.
+    It shifts nothing, so a centring step comes before it.
     """
 
     public: ClassVar[tuple[str, ...]] = ("statistics",)
@@ -246,8 +234,6 @@ class Pca(FittedStep):
     """The number of principal components that are kept. Example: ``60``"""
     statistics: Annotated[str, BeforeValidator(_as_text)] | None = None
     """An .npz file with the array 'components' (fit 'public'). Example: ``"public.npz"``"""
-    uncentred: bool = False
-    """Confirms that no centring step is meant before the projection. Example: ``true``"""
 
 
 STEPS: dict[str, type[StepSettings]] = {
@@ -334,11 +320,11 @@ def check_order(steps: tuple[StepSettings, ...]) -> tuple[StepSettings, ...]:
     centred = False
     for step in steps:
         centred = centred or isinstance(step, Centre | Standardise)
-        if isinstance(step, Pca) and not (centred or step.uncentred):
+        if isinstance(step, Pca) and not centred:
             raise BadValue(
                 "pca-not-centred",
-                "'pca' comes before any 'centre' or 'standardise'; put one before it, or set "
-                "uncentred = true",
+                "'pca' comes before any 'centre' or 'standardise'; put one before it (for rows "
+                "that are centred already { step = 'centre', fit = 'public', mean = 0.0 })",
             )
     return steps
 

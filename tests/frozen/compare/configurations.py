@@ -63,6 +63,10 @@ def _take(tables: dict[str, Any], key: str) -> Any:
     at: Any = tables
     for part in path:
         at = at.get(part) if isinstance(at, dict) else None
+    if isinstance(at, list):  # steps: every one of them
+        for item in at:
+            if isinstance(item, dict):
+                item.pop(last, None)
     return at.pop(last, None) if isinstance(at, dict) else None
 
 

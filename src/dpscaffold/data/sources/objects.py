@@ -18,7 +18,6 @@ from pydantic import ValidationError
 from dpscaffold.data.config import TabularFile
 from dpscaffold.data.loading import federation_of_pool, table_of
 from dpscaffold.data.pool import Pool
-from dpscaffold.data.preparation import refuse_redraws
 from dpscaffold.data.sentences import mistake_of
 from dpscaffold.data.tables.missing import NO_NA_STRINGS, NaStrings
 from dpscaffold.data.tables.scan import read_table
@@ -74,7 +73,6 @@ def federation_of(
     if not objects:
         raise BadInput("no-users", "a federation needs at least one user, and none was given")
     settings = _settings(label, user, held is not None, keys)
-    refuse_redraws(settings.preprocess)
     return federation_of_pool(_pool(objects, held is not None, label, settings), settings, notify)
 
 

@@ -110,16 +110,8 @@ class SchemaStep(ConfigTable):
     shape: Annotated[tuple[int, ...] | None, BeforeValidator(as_shape)] = None
     """The size of an image: height and width, or channels, height and width (needed by hog).
     Example: ``[28, 28]``"""
-    cell: int | None = Field(default=None, ge=2)
-    """The side of a cell in pixels (hog; by default 4). Example: ``4``"""
-    orientations: int | None = Field(default=None, ge=2)
-    """The number of bins of a histogram (hog; by default 8). Example: ``8``"""
     features: int | None = Field(default=None, gt=0)
     """The number of random features (needed by random-features). Example: ``300``"""
-    scale: float | None = Field(default=None, gt=0)
-    """The width of the kernel (random-features; by default 1). Example: ``1.0``"""
-    seed: int | None = Field(default=None, ge=0)
-    """The public seed of the random directions (random-features; by default 0). Example: ``0``"""
     fit: Literal["private"] | None = None
     """That the step is fitted by noised sums over the sites' records (needed by centre,
     standardise and pca). Example: ``"private"``"""
@@ -129,13 +121,8 @@ class SchemaStep(ConfigTable):
     noise: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """σ of each site's sum in units of its sensitivity, as privacy.noise (fit 'private'). Example:
     ``20.0``"""
-    floor: float | None = Field(default=None, ge=0, allow_inf_nan=False)
-    """The smallest standard deviation; smaller ones are replaced by it (standardise). Example:
-    ``0.01``"""
     components: int | None = Field(default=None, gt=0)
     """The number of principal components that are kept (needed by pca). Example: ``20``"""
-    uncentred: bool | None = None
-    """Confirms that no centring step is meant before the projection (pca). Example: ``true``"""
     basis: str | None = None
     """The components in base64, as the server writes them once they are fitted (project). Example:
     ``"AACAPw=="``"""
@@ -219,7 +206,7 @@ class SchemaStep(ConfigTable):
         return np.ascontiguousarray(flat.reshape(-1, width).T, np.float32)
 
     def _hog(self, width: int) -> Hog:
-        made = Hog(self.shape or (), self.cell or 4, self.orientations or 8)
+        made = Hog(self.shape or ())
         if made.width != width:
             raise BadInput(
                 "wrong-shape",
@@ -236,13 +223,13 @@ class SchemaStep(ConfigTable):
                 f"schema.prepare: {count} random features of {width} columns are more than "
                 f"{_MOST_DRAWN:,} random numbers; ask for fewer",
             )
-        return RandomFeatures.drawn(width, count, self.scale or 1.0, self.seed or 0)
+        return RandomFeatures.drawn(width, count)
 
     @property
     def gives(self) -> int | None:
         """The number of features after the step; None where it keeps it."""
         if self.step == "hog" and self.shape is not None:
-            return hog_width(self.shape, self.cell or 4, self.orientations or 8)
+            return hog_width(self.shape)
         if self.step in ("pca", "project"):
             return self.components
         return self.features if self.step == "random-features" else None
@@ -430,11 +417,11 @@ class SchemaSettings(ConfigTable):
                     f"{self.widths[place]} features",
                 )
             before = [one.step for one in self.prepare[:place]]
-            if step.step == "pca" and not step.uncentred and not {*before} & {*centring}:
+            if step.step == "pca" and not {*before} & {*centring}:
                 raise BadInput(
                     "pca-not-centred",
                     "schema.prepare has 'pca' before any 'centre' or 'standardise'; put one before "
-                    "it, or set uncentred = true",
+                    "it",
                 )
 
     def _check_dates(self) -> None:

@@ -52,7 +52,7 @@ def fitted_step(step: SchemaStep, setting: Run, params: Tensor) -> SchemaStep:
         return SchemaStep(step="shift", mean=_plain(mean))
     variance = task.squares(params) - mean**2
     # A variance that the noise drowns is worth its noise level, which is public.
-    deviation = np.sqrt(np.maximum(variance, max((step.floor or 0.0) ** 2, _level(setting, task))))
+    deviation = np.sqrt(np.maximum(variance, _level(setting, task)))
     return SchemaStep(step="shift", mean=_plain(mean), factor=_plain(1 / deviation))
 
 
