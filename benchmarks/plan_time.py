@@ -80,7 +80,7 @@ def main() -> None:
         f"{arguments.size}: {seconds:.0f} processor seconds, {wall:.0f} s by the clock, "
         f"{seconds / one:.0f} times one training ({one:.2f} s); "
         f"{found.setting.algorithm.name}, K = {plan.local_steps}, T = {plan.rounds}, "
-        f"tail {plan.tail:g}, η₀ = {found.choice.rate:g}, score {found.choice.score:.3f}"
+        f"averaging {plan.averaging}, η₀ = {found.choice.rate:g}, score {found.choice.score:.3f}"
     )
 
 

@@ -244,7 +244,7 @@ def cell(row: str, epsilon: float, arguments: argparse.Namespace) -> None:
         tuple(accuracies),
         round(seconds, 1),
         device_name(arguments.device),
-        plan.tail,
+        plan.averaged_share,
     )
     write_text(folder / "trained.json", json.dumps(asdict(result), ensure_ascii=False) + "\n")
     say(f"{title}: {100 * fmean(accuracies):.2f} %")

@@ -51,11 +51,11 @@ def test_batches_follow_each_users_size():
     ]
 
 
-@pytest.mark.parametrize("tail", [0.1, 0.5, 1.0])
+@pytest.mark.parametrize(("averaging", "tail"), [(0.1, 0.1), ("tail", 0.5), (1.0, 1.0)])
 @pytest.mark.parametrize("warm", [0, 3])
-def test_the_tail_is_the_last_fraction_of_the_real_rounds(tail, warm):
+def test_the_tail_is_the_last_fraction_of_the_real_rounds(averaging, tail, warm):
     """⌈tail·(T − warm)⌉ rounds, at least one, never a warm one."""
-    plan = Plan(rounds=13, averaging="tail", tail=tail)
+    plan = Plan(rounds=13, averaging=averaging)
     taken = [t for t in range(1, 14) if plan.averages(t, warm)]
     assert taken == list(range(14 - math.ceil(tail * (13 - warm)), 14))
     uniform = Plan(rounds=13, averaging="uniform")
@@ -65,7 +65,7 @@ def test_the_tail_is_the_last_fraction_of_the_real_rounds(tail, warm):
 
 def test_a_plan_is_written_as_its_fields():
     """to_dict gives back the same plan."""
-    plan = Plan(rounds=7, weighting="records", tail=0.3)
+    plan = Plan(rounds=7, weighting="records", averaging=0.3)
     assert Plan(**plan.to_dict()) == plan
 
 
@@ -77,7 +77,7 @@ NAN, INF = float("nan"), float("inf")
     [
         *[
             (n, v)
-            for n in ("user_ratio", "data_ratio", "tail")
+            for n in ("user_ratio", "data_ratio", "averaging")
             for v in (0, -0.1, 1.0001, NAN, INF, "x")
         ],
         *[

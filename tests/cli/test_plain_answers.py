@@ -199,4 +199,4 @@ def test_huge_budgets_are_solved(epsilon: float, sampling: Any) -> None:
 
 def test_numbers_beyond_every_float_are_refused() -> None:
     with refuses("not-a-number"):
-        number("plan.tail", 10**400)
+        number("plan.averaging", 10**400)

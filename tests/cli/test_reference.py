@@ -61,7 +61,6 @@ REFUSED = {
     "plan.weighting": "size",
     "plan.warm_rounds": -1,
     "plan.averaging": "head",
-    "plan.tail": 0.0,
     "plan.evaluate_every": 0,
     "plan.checkpoint_every": 0,
     "plan.schedule": "step",

@@ -162,20 +162,18 @@ def test_the_server_moves_by_the_mean_upload(algorithm, weighting, engine):
 @each_engine
 @each_algorithm
 @pytest.mark.parametrize(
-    ("averaging", "taken"), [("none", []), ("uniform", [2, 3, 4, 5, 6]), ("tail", [5, 6])]
+    ("averaging", "taken"), [("none", []), ("uniform", [2, 3, 4, 5, 6]), (0.4, [5, 6])]
 )
 def test_the_output_is_the_average_that_was_asked_for(algorithm, averaging, taken, engine):
     """none: x^T.
 
-    Uniform: the mean of x^t over the real rounds; tail: over the last ⌈0.4·5⌉ or ⌈0.4·6⌉ of them.
+    Uniform: the mean of x^t over the real rounds; 0.4: over the last ⌈0.4·5⌉ or ⌈0.4·6⌉ of them.
     """
-    run = setting(
-        algorithm, "logistic", "fixed", averaging=averaging, tail=0.4, rounds=6, warm_rounds=1
-    )
+    run = setting(algorithm, "logistic", "fixed", averaging=averaging, rounds=6, warm_rounds=1)
     cold = EVERY[algorithm]().warm_up is None
     if cold and averaging == "uniform":
         taken = [1, *taken]
-    if cold and averaging == "tail":
+    if cold and averaging == 0.4:
         taken = [4, *taken]
     iterates = {t: final(engine, run, rounds=t).params for t in range(1, 7)}
     expected = torch.stack([iterates[t] for t in taken]).mean(0) if taken else iterates[6]

@@ -622,9 +622,9 @@ def test_what_fails_inside_a_run_is_not_taken_for_a_folder_in_use(tmp_path):
 def test_a_finished_run_gives_its_model_again_and_asks_nobody(tmp_path, rounds):
     """Its ServerApp may have been killed before it stored the model."""
     clients, state, evaluated = Clients(tmp_path), tmp_path / "server", []
-    first = strategy(plan(tail=0.5), state=state).start(clients, num_rounds=rounds)
+    first = strategy(plan(), state=state).start(clients, num_rounds=rounds)
     seen = len(clients.seen)
-    made = strategy(plan(tail=0.5), state=state)
+    made = strategy(plan(), state=state)
     again = made.start(
         clients, num_rounds=rounds, evaluate_fn=lambda round, arrays: evaluated.append(round)
     )

@@ -230,7 +230,9 @@ def test_unlike_runs_are_refused():
 def test_runs_that_average_different_shares_go_in_step(run_by_run):
     data = federation(EQUAL)
     plain = setting(data=data, privacy="poisson", averaging="tail")
-    runs = [replace(plain, plan=plain.plan.changed(tail=tail)) for tail in (0.25, 0.5, 1.0)]
+    runs = [
+        replace(plain, plan=plain.plan.changed(averaging=share)) for share in (0.25, "tail", 1.0)
+    ]
     assert in_step(runs)
     found = trained(runs)
     assert len({one.average["train_loss"] for one in found}) == 3

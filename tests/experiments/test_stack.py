@@ -53,7 +53,7 @@ def test_a_stack_agrees_with_single_runs(algorithm, privacy):
 
 @pytest.mark.parametrize("task", ["logistic", "mlp"])
 def test_the_average_is_judged_beside_the_last_iterate(task):
-    one = setting(task=task, averaging="tail", tail=0.5)
+    one = setting(task=task, averaging="tail")
     (outcome,) = train_stack([one], FULL)
     averaged = train(one.federation, one.task, one.algorithm, one.plan).final
     assert outcome.average["train_loss"] == pytest.approx(averaged["train_loss"], rel=1e-5)

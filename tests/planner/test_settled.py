@@ -127,14 +127,13 @@ def test_what_was_given_is_written(tmp_path):
         "colluders": 2,
         "delta": 1e-5,
     }
-    more = {"server_rate": 0.5, "tail": 0.25, "seed": 4, "evaluate_every": 3}
+    more = {"server_rate": 0.5, "seed": 4, "evaluate_every": 3}
     result = planned(tmp_path, toml("fedprox", plan=more, privacy=limits), "-q")
     assert result.exit_code == 0, result.exception
     written = tomllib.loads((tmp_path / "plan" / "plan.toml").read_text())
     assert limits.items() <= written["privacy"].items()
     assert more.items() <= written["plan"].items()
     assert written["algorithm"]["name"] == "fedprox"
-    assert "the last 0.25 of the rounds" in (tmp_path / "plan" / "plan.toml").read_text()
 
 
 @pytest.mark.usefixtures("quick")
@@ -161,7 +160,7 @@ def test_an_algorithm_of_ones_own_keeps_its_name(tmp_path):
                 f"plan.{k}"
                 for k in [
                     *("rounds", "local_steps", "user_ratio", "learning_rate", "averaging"),
-                    *("weighting", "tail"),
+                    "weighting",
                 ]
             ],
         ),

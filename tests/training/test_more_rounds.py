@@ -246,7 +246,7 @@ def test_a_budget_file_covers_capped_users_of_a_longer_second_part(tmp_path: Pat
 @pytest.mark.parametrize("rounds", [10, 14])
 def test_the_average_goes_on_or_begins_anew(tmp_path: Path, rounds: int) -> None:
     """Where the longer plan's tail begins after what is done, it is that of a run planned so."""
-    plan = PLAN.changed(averaging="tail", tail=0.5)
+    plan = PLAN.changed(averaging="tail")
     go(plan, tmp_path / "run", False)
     more = go(plan.changed(rounds=rounds), tmp_path / "run")
     whole = go(plan.changed(rounds=rounds), tmp_path / "whole", False)

@@ -347,7 +347,7 @@ def test_averages_are_the_mean_of_the_iterates(federation):
         federation, Logistic(40, 10), fedavg(), plan(rounds=6, averaging="uniform"), NOISY
     ).params
     tail = train(
-        federation, Logistic(40, 10), fedavg(), plan(rounds=6, averaging="tail", tail=0.5), NOISY
+        federation, Logistic(40, 10), fedavg(), plan(rounds=6, averaging="tail"), NOISY
     ).params
     torch.testing.assert_close(uniform, torch.stack(iterates).mean(0), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(tail, torch.stack(iterates[3:]).mean(0), rtol=1e-4, atol=1e-5)

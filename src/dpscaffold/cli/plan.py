@@ -327,7 +327,6 @@ def _preset(
         remarks,
         settings.secure,
         Secure() if available else None,
-        plan.get("tail"),
     )
 
 

@@ -164,6 +164,7 @@ class Experiment:
             "choice": choice.label,
         }
         case = Case(labels | {"seed": seed}, self.base, self.schedule)
+        case = case.with_set({"plan.averaging": "tail"})
         for entry in (row, column, line, choice):
             case = case.with_set(entry.set)
         if self.published and self.kind in ("table", "sweep"):
@@ -172,7 +173,7 @@ class Experiment:
         epsilons = [e.epsilon for e in (row, column, line, choice) if e.epsilon is not None]
         if epsilons:
             case = solved_rounds(replace(case, solve_epsilon=epsilons[-1]))
-        return case.with_set({"plan.seed": seed, "plan.averaging": "tail"})
+        return case.with_set({"plan.seed": seed})
 
 
 def _at(entries: tuple[Level, ...], row: Level) -> list[Level]:
@@ -282,7 +283,7 @@ def _chosen(entries: Sequence[Sequence[Any]]) -> dict[Place, Level]:
             keys["plan.learning_rate"],
             keys.get("plan.local_steps"),
             keys.get("privacy.clip"),
-            keys.get("plan.tail"),
+            keys.get("plan.averaging"),
         )
         found[row, column, line] = Level(label, keys)
     return found

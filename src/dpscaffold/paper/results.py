@@ -238,7 +238,7 @@ def _tidy(name: str, run: CaseResult, shown: bool) -> list[dict[str, Any]]:
         "local_steps": settings.plan.local_steps,
         "noise": finished.made.get("noise"),
         "clip": str(settings.privacy.clip) if settings.privacy else None,
-        "tail": settings.plan.tail,
+        "tail": settings.plan.averaged_share,
         "diverged": finished.diverged,
     }
 
@@ -253,7 +253,7 @@ def _tidy(name: str, run: CaseResult, shown: bool) -> list[dict[str, Any]]:
         row(LATE, None, {m: finished.late(m) for m in METRICS}),
     ]
     if finished.average:
-        rows.append(row(averaged(settings.plan.tail), finished.rounds, finished.average))
+        rows.append(row(averaged(settings.plan.averaged_share), finished.rounds, finished.average))
     if shown:
         rows += [row(ITERATE, entry.round, entry.metrics) for entry in finished.history]
     return rows

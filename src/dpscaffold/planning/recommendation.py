@@ -97,7 +97,6 @@ class Preset:
     remarks: tuple[str, ...] = ()
     secure: Secure | None = None
     available: Secure | None = None
-    tail: float | None = None
     budgets: Mapping[str, float] | None = None
 
     @property
@@ -110,7 +109,7 @@ class Preset:
         >>> Preset(data_ratio=0.1).chosen[1:4]
         ('plan.rounds', 'plan.local_steps', 'plan.user_ratio')
         """
-        plan = (*CHOSEN, *self._unset("plan", "data_ratio", "weighting", "tail"))
+        plan = (*CHOSEN, *self._unset("plan", "data_ratio", "weighting"))
         return (
             *(() if self.algorithm is not None else ("algorithm",)),
             *(plan if self._settles_plan else ("plan",)),
@@ -124,7 +123,7 @@ class Preset:
     def _settles_plan(self) -> bool:
         """Whether any key of the plan was settled before."""
         usual, given = Plan(), self.plan or Plan()
-        given_keys = (self.data_ratio, self.weighting, self.tail)
+        given_keys = (self.data_ratio, self.weighting)
         settled = any(value is not None for value in given_keys)
         changed = any(getattr(given, name) != getattr(usual, name) for name in LEFT)
         return settled or changed or self.regularisation != 0
@@ -315,7 +314,6 @@ def _plan(goal: Goal, preset: Preset, share: float, ratio: float, steps: int, ro
         regularisation=preset.regularisation,
         weighting=preset.weighting or weighting,
         averaging="tail",
-        tail=Plan().tail if preset.tail is None else preset.tail,
     )
 
 
@@ -402,7 +400,6 @@ def as_tables(found: Recommendation) -> dict[str, Any]:
             "regularisation": setting.plan.regularisation,
             "weighting": setting.plan.weighting,
             "averaging": setting.plan.averaging,
-            "tail": setting.plan.tail,
         },
         "privacy": {
             "clip": setting.privacy.clip,

@@ -72,13 +72,12 @@ def _what(found: Recommendation) -> str:
     setting, plan = found.setting, found.setting.plan
     assert setting.privacy is not None
     weights = "users" if plan.weighting == "uniform" else plan.weighting
-    part = "half" if plan.tail == 0.5 else f"{plan.tail:g}"
     secure = "" if setting.secure is None else " with secure sums"
     return (
         f"DP-{setting.algorithm.shown}{secure}: T = {plan.rounds} rounds, K = {plan.local_steps} "
         f"steps, {setting.cohort_size} of {setting.users} users a round (l = {plan.user_ratio:g}), "
         f"batches of s = {plan.data_ratio:g}, a mean by {weights}, C = {setting.privacy.clip:g}, "
-        f"η₀ = {found.choice.rate:g}, the average of the last {part} of the rounds"
+        f"η₀ = {found.choice.rate:g}, the average of the last half of the rounds"
     )
 
 

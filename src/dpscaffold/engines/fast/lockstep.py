@@ -405,7 +405,7 @@ def _alike(settings: Sequence[Run], federations: Sequence[Federation]) -> bool:
             one.cohort_size,
             int(one.batch_sizes[0]),
             one.plan.server_rate,
-            one.plan.averaging,
+            one.plan.averaging == "none",
             type(one.known([0]).spread),  # all with noise, or none
         )
         for one in settings
