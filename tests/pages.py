@@ -206,12 +206,26 @@ def typed(words: list[str]) -> tuple[int, str]:
 
 def check_toml(text: str, folder: Path) -> None:
     """A configuration, a server's plan, or a file of a party: read as the command would."""
-    from dpscaffold.cli.config import spelled_out
+    from dpscaffold.config import load
+    from dpscaffold.deployment.provision import read_federation
+    from dpscaffold.deployment.server.config import load_served
+    from dpscaffold.deployment.site.file import read_site_file
+    from dpscaffold.sums.plan import load_plan
+    from dpscaffold.tuning.tuning import read_tuning
 
     path = folder / ".block.toml"
     path.write_text(text, encoding="utf-8")
-    assert tomllib.loads(text), "an empty block says nothing"
-    spelled_out(path, [])
+    held = tomllib.loads(text)
+    assert held, "an empty block says nothing"
+    readers = {
+        "sums": load_plan,
+        "schema": load_served,
+        "deploy": load_served,
+        "tune": lambda path: read_tuning(path, []),
+        "policy": read_site_file,
+        "sites": read_federation,
+    }
+    next((read for table, read in readers.items() if table in held), load)(path)
 
 
 MAKE = """#!/bin/sh

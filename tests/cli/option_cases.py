@@ -162,7 +162,7 @@ PRIVACY = (
     ),
 )
 
-TRAINED = "--out elsewhere; --device nowhere; --json; -q; -v"
+TRAINED = "--out elsewhere; --device nowhere; --json; -q; -v; --dry-run"
 TRAIN = (
     Mode(
         "train",
@@ -318,20 +318,6 @@ DATA = (
         acts="--data-dir other; --mirror http://127.0.0.1:9; --json",
     ),
     Mode("data list", "all", "", acts="--data-dir data; --json"),
-    Mode(
-        "config show",
-        "a configuration",
-        "small.toml",
-        acts="--set plan.rounds=3; --json",
-    ),
-    Mode(
-        "config show",
-        "a site",
-        "site/one/site.toml",
-        acts="--json",
-        refused="--set policy.epsilon=1",
-    ),
-    Mode("config explain", "a key", "plan.rounds", acts="--json"),
 )
 
 LONG = (

@@ -62,7 +62,6 @@ BAD = [
     ("train h2.toml --out runs/h2", "already holds a run", "add --resume to continue it, or"),
     ("export runs/h2 --to tensorflow", "--to is 'tensorflow'", "choose one of onnx, torch"),
     ("privacy --users 10", "missing --records, --rounds", "give them all, or a configuration"),
-    ("config explain weigthing", "no key 'weigthing'", "did you mean 'plan.weighting'?"),
     (
         "train h2.toml --set plan.weighting=record",
         "plan.weighting is 'record'",

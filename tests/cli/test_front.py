@@ -86,8 +86,8 @@ def test_help_is_quick(tmp_path, words):
 def test_keys_are_explained_without_torch(tmp_path):
     """The models that declare and explain the keys do not import PyTorch."""
     code = (
-        "import sys; from dpscaffold.cli.keys import known_keys\n"
-        "assert len(known_keys()) > 300\n"
+        "import sys; from dpscaffold.config.reference import names\n"
+        "assert len(names()) > 50\n"
         "sys.exit('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, cwd=tmp_path)
@@ -141,20 +141,24 @@ def test_set_without_a_configuration_starts_from_plain_defaults(tmp_path, monkey
     assert "[privacy]" not in text and "optimum = false" in text
 
 
+#: Prints the configuration and does nothing.
+DRY = ["train", "--dry-run"]
+
+
 def test_keys_can_be_unset(finished, monkeypatch, capsys):
     words = ["--set", "privacy.noise=", "--set", "privacy.epsilon=1", "--json"]
-    code, out, err = here(monkeypatch, capsys, finished, "config", "show", "small.toml", *words)
+    code, out, err = here(monkeypatch, capsys, finished, *DRY, "small.toml", *words)
     assert code == 0, err
     assert json.loads(out)["privacy"]["epsilon"] == 1
     assert "noise" not in json.loads(out)["privacy"]
-    asked = ["config", "show", "small.toml", "--set", "privacy=false", "--json"]
+    asked = [*DRY, "small.toml", "--set", "privacy=false", "--json"]
     assert "privacy" not in json.loads(here(monkeypatch, capsys, finished, *asked)[1])
-    assert here(monkeypatch, capsys, finished, "config", "show", "--set", "privacy=")[0] == 2
+    assert here(monkeypatch, capsys, finished, *DRY, "--set", "privacy=")[0] == 2
 
 
 def test_leaving_out_what_is_no_key_is_refused(finished, monkeypatch, capsys):
     words = ["--set", "privacy.nosie="]
-    for command in (["train", "small.toml", "--out", "not-begun"], ["config", "show"]):
+    for command in (["train", "small.toml", "--out", "not-begun"], DRY):
         code, _, err = here(monkeypatch, capsys, finished, *command, *words)
         assert code == 2 and "did you mean 'privacy.noise'?" in err
     assert not (finished / "not-begun").exists()
@@ -163,15 +167,9 @@ def test_leaving_out_what_is_no_key_is_refused(finished, monkeypatch, capsys):
 def test_what_stands_in_the_file_can_be_left_out_whatever_it_is(tmp_path, monkeypatch, capsys):
     (tmp_path / "own.py").write_text("from dpscaffold import fedavg\ndef own(): return fedavg()\n")
     (tmp_path / "c.toml").write_text('[algorithm]\nname = "own:own"\nalpha = 0.5\n')
-    asked = ["config", "show", "c.toml", "--json", "--set", "algorithm.alpha="]
+    asked = [*DRY, "c.toml", "--json", "--set", "algorithm.alpha="]
     code, out, err = here(monkeypatch, capsys, tmp_path, *asked)
     assert code == 0 and "alpha" not in json.loads(out)["algorithm"], err
-
-
-def test_a_run_folder_shows_its_configuration(finished, monkeypatch, capsys):
-    code, out, err = here(monkeypatch, capsys, finished, "config", "show", "run")
-    assert code == 0 and "rounds = " in out, err
-    assert here(monkeypatch, capsys, finished, "config", "show", "run/config.toml")[1] == out
 
 
 def test_resuming_what_is_no_run_says_so(finished, monkeypatch, capsys):
@@ -191,13 +189,6 @@ def test_compare_as_json_writes_a_figure_only_when_asked(finished, monkeypatch, 
     assert json.loads(out)["figure"] is None and not (finished / "comparison.png").exists()
     here(monkeypatch, capsys, finished, "compare", "run", "--json", "--out", "asked.svg")
     assert (finished / "asked.svg").exists()
-
-
-def test_explain_says_kind_default_and_example(monkeypatch, capsys, tmp_path):
-    code, out, _ = here(monkeypatch, capsys, tmp_path, "config", "explain", "plan.rounds")
-    assert code == 0 and "1 or more" in out and "default: 100" in out and "=400" in out
-    code, _, err = here(monkeypatch, capsys, tmp_path, "config", "explain", "plan.rouds")
-    assert code == 2 and "did you mean 'plan.rounds'" in err
 
 
 def test_tracking_says_that_epsilon_does_not_cover_what_it_hands_on(tmp_path, monkeypatch, capsys):

@@ -1,26 +1,17 @@
-"""The reference of keys: whole, current, and true of the code."""
+"""The names of configurations: explained, counted, and with examples that are accepted."""
 
 from __future__ import annotations
 
-import json
 import tomllib
 from dataclasses import fields
 from pathlib import Path
-from typing import get_args
 
 import pytest
 import tomli_w
-from click.testing import CliRunner
-from pydantic import BaseModel, Field
 from refusals import refuses
-from typer.main import get_command
 
-from dpscaffold.algorithms import SERVERS
-from dpscaffold.cli import app
-from dpscaffold.config import ConfigTable, Configuration, parse
-from dpscaffold.config.reference.keys import keys, model_keys
-from dpscaffold.config.reference.page import page
-from dpscaffold.config.reference.values import NEEDED
+from dpscaffold.config import parse
+from dpscaffold.config.reference import files, keys, names, schemas
 from dpscaffold.deployment.provision import provision, read_federation, read_invitation
 from dpscaffold.deployment.server.config import ServerConfiguration
 from dpscaffold.deployment.site.begin import make_site
@@ -32,7 +23,6 @@ HERE = Path(__file__).parents[2]
 FOUND = keys()
 FILES = ("federation",)
 ROWS = {"schema": "rows"}
-WHOLE = ("data.source", "step.step", "algorithm.name")
 AGAIN = "run python -m dpscaffold.config.reference"
 
 #: Other keys that a key needs.
@@ -78,71 +68,48 @@ REFUSED = {
 }
 
 
-def test_the_generated_page_is_current():
-    assert (HERE / "docs" / "configuration.md").read_text(encoding="utf-8") == page(FOUND), AGAIN
+@pytest.mark.parametrize("path", files())
+def test_generated_files_are_current(path):
+    assert (HERE / "docs" / path).read_text(encoding="utf-8") == files()[path], AGAIN
 
 
-@pytest.mark.parametrize("entry", [key for key in FOUND if key.table in ("plan", "privacy")])
-def test_examples_are_accepted_and_refused_values_are_refused(entry):
-    table, _, key = entry.name.partition(".")
-    noise = {"noise": 1.0} if table == "privacy" and key != "epsilon" else {}
-    base = noise | NEEDS.get(entry.name, {})
-    read = getattr(parse({table: {**base, key: entry.example}}), table)
-    given, found = entry.example, getattr(read, key)
-    assert found == given or list(found) == given
-    if entry.name in REFUSED:
-        with refuses(f"out-of-range|unknown-choice: {key}"):
-            parse({table: {**base, key: REFUSED[entry.name]}})
+def test_every_name_is_explained_with_an_example():
+    state = ("schema.prepare.spent",)  # of a run, and not written by people
+    silent = [
+        key.path
+        for key in FOUND
+        if not (key.about and key.example is not None) and key.table not in state
+    ]
+    assert silent == []
 
 
-def test_a_key_without_an_explanation_is_refused():
-    """A field without a docstring, and a docstring without an example, fail the generator."""
+def test_there_are_few_names():
+    assert len(names()) <= 192
 
-    class Silent(ConfigTable):
-        one: int = 1
 
-    class Half(ConfigTable):
-        one: int = 1
-        """What it means."""
-
-    class Explained(ConfigTable):
-        one: int = Field(default=1, ge=1)
-        """What it means. Example: ``2``"""
-
-    class Again(Explained):
-        one: int = 3
-
-    for model in (Silent, Half):
-        with refuses("key-not-explained: plan.one"):
-            list(model_keys("plan", "", model))
-    (key,), (again,) = (list(model_keys("plan", "", one)) for one in (Explained, Again))
-    assert (key.about, key.kind, key.example) == ("What it means.", "an integer (1 or more)", 2)
-    assert (again.about, again.default) == (key.about, 3)
+def test_tables_that_share_their_classes_are_there_once():
+    tables = [key.table for key in FOUND]
+    assert "plan" in tables and "tune.public" not in tables
 
 
 @pytest.mark.parametrize(
-    ("model", "names"),
-    [
-        (Configuration, ("plan", "privacy", "secure", "facts", "personal")),
-        (ServerConfiguration, ("schema", "plan", "privacy", "deploy")),
-    ],
+    "entry", [k for k in FOUND if k.table in ("plan", "privacy")], ids=lambda entry: entry.path
 )
-def test_every_key_of_a_run_and_of_a_servers_plan_is_there(model, names):
-    named = {key.name for key in FOUND}
-    for field, info in model.model_fields.items():
-        table = info.alias or field
-        if table in names:
-            [settings] = [
-                kind
-                for kind in (info.annotation, *get_args(info.annotation))
-                if isinstance(kind, type) and issubclass(kind, BaseModel)
-            ]
-            assert {f"{table}.{key}" for key in settings.model_fields} <= named
+def test_examples_are_accepted_and_refused_values_are_refused(entry):
+    table, key = entry.table, entry.name
+    noise = {"noise": 1.0} if table == "privacy" and key != "epsilon" else {}
+    base = noise | NEEDS.get(entry.path, {})
+    read = getattr(parse({table: {**base, key: entry.example}}), table)
+    given, found = entry.example, getattr(read, key)
+    assert found == given or list(found) == given
+    if entry.path in REFUSED:
+        with refuses(f"out-of-range|unknown-choice: {key}"):
+            parse({table: {**base, key: REFUSED[entry.path]}})
 
 
 def test_every_key_of_a_deployment_is_there_and_its_example_is_accepted(tmp_path):
     """A site's file with every key at its example is read, and says each of them."""
-    federation = {key.name.partition(".")[2]: key.example for key in FOUND if key.table in FILES}
+    federation = {key.name: key.example for key in FOUND if key.table in FILES}
     path = tmp_path / "federation.toml"
     path.write_text(tomli_w.dumps(federation))
     read = read_federation(path)
@@ -152,19 +119,19 @@ def test_every_key_of_a_deployment_is_there_and_its_example_is_accepted(tmp_path
     provision(read, tmp_path / "made")
     make_site(read_invitation(tmp_path / "made" / "north.invitation"), tmp_path / "north")
     written = tomllib.loads((tmp_path / "north" / "site.toml").read_text())
-    named = {key.name.removeprefix("site.") for key in FOUND if key.table == "site"}
+    of_site = [key for key in FOUND if key.table.partition(".")[0] == "site"]
+    named = {key.path.removeprefix("site.") for key in of_site}
     assert {f"policy.{name}" for name in Policy.model_fields} <= named
     assert {f"secure.{name}" for name in SecurePolicy.model_fields} <= named
     assert set(SiteFile.model_fields) - {"data", "policy", "secure"} <= named
     assert set(written) - {"data", "policy"} | {f"policy.{n}" for n in written["policy"]} <= named
-    for key in (key for key in FOUND if key.name.startswith(("site.policy.", "site.records"))):
-        *table, name = key.name.removeprefix("site.").split(".")
-        (written["policy"] if table else written)[name] = key.example
+    for key in of_site:
+        if key.table == "site.policy" or key.path == "site.records":
+            (written["policy"] if key.table == "site.policy" else written)[key.name] = key.example
     path = tmp_path / "north" / "site.toml"
     path.write_text(tomli_w.dumps(written))
     policy = read_site_file(path).policy.model_dump(mode="json")
     assert policy == written["policy"] and read_site_file(path).records == written["records"]
-    assert json.loads(typed("config", "show", str(path), "--json")) == written
 
 
 #: What a schema says of a number to predict, in place of classes.
@@ -179,7 +146,7 @@ def test_examples_of_the_other_tables_are_accepted(table, tmp_path):
     entries = [key for key in FOUND if key.table == table]
     assert entries
     for key in entries:
-        name = key.name.partition(".")[2]
+        name = key.name
         if table in ("facts", "tune"):
             own = {"trials", "score_noise", "score_bound"}
             needed = {"private": True} if table == "tune" and name in own else {}
@@ -195,44 +162,6 @@ def test_examples_of_the_other_tables_are_accepted(table, tmp_path):
         found = found.model_dump(exclude_defaults=True) if hasattr(found, "model_dump") else found
         if name not in ("grid", "prepare", "categories", "na_values", "values", "public"):
             assert found == key.example or list(found) == key.example, key.name
-
-
-def typed(*words):
-    """What a command prints."""
-    done = CliRunner().invoke(get_command(app), list(words))
-    assert done.exit_code == 0, done.output
-    return done.output
-
-
-SHOWN = {
-    "examples/tune-scaffold.toml": ("tune", "folds", 5),
-    "federation.toml": ("hosts", None, []),
-}
-
-
-@pytest.mark.parametrize("name", SHOWN)
-def test_show_spells_out_the_defaults_of_every_kind_of_file(name, tmp_path):
-    (tmp_path / "federation.toml").write_text('address = "a.example:1"\nsites = ["north"]\n')
-    path = HERE / name if "/" in name else tmp_path / name
-    table, key, value = SHOWN[name]
-    told = json.loads(typed("config", "show", str(path), "--json"))[table]
-    assert (told if key is None else told[key]) == value
-
-
-@pytest.mark.parametrize(
-    ("key", "said"),
-    [
-        ("site.policy.min_noise", "example: policy.min_noise = 5.0"),
-        ("policy.min_noise", "site.policy.min_noise: The smallest"),
-        ("deploy.quorum", "example: --set deploy.quorum=2"),
-        ("facts.similarity", 'default: "unknown"'),
-        ("site.policy", "site.policy.max_runs "),
-        ("federation", "federation.hosts "),
-        ("step", "step.norm_bound "),
-    ],
-)
-def test_explain_knows_the_files_of_a_deployment(key, said):
-    assert said in typed("config", "explain", key)
 
 
 #: What a key needs next to it: a partition, or the fit that it belongs to.
@@ -253,37 +182,43 @@ FURTHER = {
 }
 
 
-def tables_with(key):
-    """A configuration with the key at its example, and what it needs next to it."""
-    name = key.name.partition(".")[2]
-    needed = {
-        other.name.partition(".")[2]: other.example
-        for other in FOUND
-        if (other.table, other.place, other.default) == (key.table, key.place, NEEDED)
-    }
-    further = FURTHER.get(key.table, {}).get(name, {}) if key.place != "synthetic" else {}
-    if key.table == "data":
-        users = {} if key.place in ("synthetic", "saved") else {"users": 20}
-        return {"data": {"source": key.place, **users, **needed, **further, name: key.example}}
-    if key.table == "step":
-        if name == "mean" and key.place == "standardise":
-            further = further | {"deviation": 0.25}
-        step = {"step": key.place, **needed, **further, name: key.example}
-        return {"data": {"source": "digits", "preprocess": ["centre", step]}}
-    if key.table == "algorithm":
-        place = {"server": key.place} if key.place in SERVERS else {"name": key.place}
-        return {"algorithm": {**(place if key.place else {}), name: key.example}}
-    return {"task": {**NEEDS.get(key.name, {}), name: key.example}}
+def with_key(shape, name, value):
+    """A configuration with the key of a source or step, and what it needs next to it."""
+    tag = "source" if "source" in shape["properties"] else "step"
+    place = shape["properties"][tag]["const"]
+    examples = {key.name: key.example for key in FOUND if key.table in ("data", "data.preprocess")}
+    needed = {one: examples[one] for one in shape.get("required", ()) if one != tag}
+    further = FURTHER["data" if tag == "source" else "step"].get(name, {})
+    if tag == "source":
+        further = further if place != "synthetic" else {}
+        users = {} if place in ("synthetic", "saved") else {"users": 20}
+        return {"data": {"source": place, **users, **needed, **further, name: value}}
+    if name == "mean" and place == "standardise":
+        further = further | {"deviation": 0.25}
+    step = {"step": place, **needed, **further, name: value}
+    return {"data": {"source": "digits", "preprocess": ["centre", step]}}
 
 
-def test_examples_of_data_steps_task_and_algorithm_are_accepted():
-    """Each key of each source, step and algorithm, at its example, with what it needs next to
-    it."""
-    tables = ("data", "step", "task", "algorithm")
-    tried = [key for key in FOUND if key.table in tables and key.name not in WHOLE]
-    assert len(tried) > 150
-    for key in tried:
-        try:
-            parse(tables_with(key))
-        except BadInput as error:
-            pytest.fail(f"{key.name} of {key.place or 'all'}: {error}")
+def test_examples_of_sources_and_steps_are_accepted():
+    """Each key of each source and step, at its example, with what it needs next to it."""
+    tried = 0
+    for shape in schemas()["run"]["$defs"].values():
+        if not {"source", "step"} & set(shape["properties"]):
+            continue
+        for name, node in shape["properties"].items():
+            if "const" in node or "examples" not in node:
+                continue
+            tried += 1
+            tables = with_key(shape, name, node["examples"][0])
+            try:
+                parse(tables)
+            except BadInput as error:
+                pytest.fail(f"{name} in {tables}: {error}")
+    assert tried > 50
+
+
+@pytest.mark.parametrize(
+    "key", [k for k in FOUND if k.table in ("task", "algorithm")], ids=lambda key: key.path
+)
+def test_examples_of_task_and_algorithm_are_accepted(key):
+    parse({key.table: {**NEEDS.get(key.path, {}), key.name: key.example}})

@@ -19,8 +19,11 @@ TABLE = {"source": "csv", "path": "a.csv", "label": "ill", "users": 2}
 @pytest.mark.parametrize(
     ("tables", "said"),
     [
-        ({"data": {"source": "csv", "path": "a.csv"}}, "data.label is missing; dpscaffold config"),
-        ({"data": {"source": "npz"}}, "data.path is missing; dpscaffold config explain data.path"),
+        (
+            {"data": {"source": "csv", "path": "a.csv"}},
+            "data.label is missing; give it (The ",
+        ),
+        ({"data": {"source": "npz"}}, "data.path is missing; give it (The .npz file"),
         ({"data": 3}, "data is 3; write a table: [data]"),
         ({"privacy": {"clip": "a"}}, "privacy.clip is 'a'; give a number"),
         ({"plan": {"rounds": "ten"}}, "plan.rounds is 'ten'; give a whole number"),

@@ -63,7 +63,7 @@ LINES: tuple[str, ...] = (
     "export hurt --to safetensors --out exported",
     "privacy hurt --epsilon 2",
     "audit hurt --trials 100 --minutes 0.001",
-    "config show hurt/config.toml",
+    "train hurt/config.toml --dry-run",
     "privacy run run2 --fixed-in-advance --same-records",
     f"privacy {NUMBERS} --epsilon 2 --json",
     f"privacy {NUMBERS} --noise 4 --epsilon 2 --solve rounds --algorithm fedavg",
@@ -78,8 +78,7 @@ LINES: tuple[str, ...] = (
     "data prepare t.toml --out prepared --overwrite --json",
     "data download mnist --data-dir data --mirror http://127.0.0.1:1",
     "data list --data-dir data --json",
-    "config show c.toml --set plan.rounds=4 --set privacy=false --json",
-    "config explain plan.rounds --json",
+    "train c.toml --dry-run --set plan.rounds=4 --set privacy=false --json",
     "plan --users 5 --records 40 --features 3 --classes 2 --epsilon 1 --rounds 2 --local-steps 1"
     " --participants 2 --config p.toml --json",
     "tune tune.toml --out tuned --json",

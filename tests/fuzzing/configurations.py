@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dpscaffold.config import load, override, parse
-from dpscaffold.config.reference.keys import keys
+from dpscaffold.config.reference import keys
 from dpscaffold.errors import BadInput
 from dpscaffold.runs.written import to_toml
 
@@ -25,7 +25,7 @@ WILD: tuple[Any, ...] = (
 def examples() -> dict[str, Any]:
     """An example of every key."""
     wanted = ("data", "task", "algorithm", "plan", "privacy", "facts")
-    return {key.name: key.example for key in keys() if key.table in wanted}
+    return {key.path: key.example for key in keys() if key.table in wanted}
 
 
 def mutated(rng: random.Random) -> dict[str, Any]:

@@ -65,8 +65,6 @@ FETCHED = (f"fetched/{DATASET}/one.bin", f"fetched/{DATASET}/two.bin")
 RECOVER = ["site", "recover", "one/site.toml", "--yes"]
 #: Commands that are not killed here, and why.
 EXCUSED = {
-    "config explain": "prints",
-    "config show": "prints",
     "data list": "prints",
     "server start": "a process of a deployment: tests/deploy/test_processes.py kills it",
     "server run": "a process of a deployment: tests/deploy/test_processes.py kills it",

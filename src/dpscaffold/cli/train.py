@@ -6,17 +6,15 @@ import json
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dpscaffold.cli.example import DEMO
-from dpscaffold.cli.keys import SetOption, refuse_unknown
 from dpscaffold.cli.usage import interrupted
 from dpscaffold.engines.launcher import launched_ranks, restarted
-from dpscaffold.errors import BadInput
+from dpscaffold.errors import BadInput, nearest
 
 if TYPE_CHECKING:
     from dpscaffold.config import Configuration
@@ -40,7 +38,10 @@ def train_command(
             help="Configuration file (TOML), or with --resume a run folder. Default: the demo."
         ),
     ] = None,
-    set_: SetOption = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Override a key, for example plan.rounds=100. Can be repeated."),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Run folder to write. Default: runs/NAME.")
     ] = None,
@@ -72,6 +73,9 @@ def train_command(
             "and standard deviation."
         ),
     ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only print the configuration with all defaults.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print errors only.")] = False,
     verbose: Annotated[
@@ -82,6 +86,9 @@ def train_command(
 
     Example: dpscaffold train clinics.toml --set plan.rounds=50
     """
+    if dry_run:
+        typer.echo(_spelled_out(_settings(config, set_ or []), as_json))
+        return
     from dpscaffold.training.distributed import join, together
     from dpscaffold.training.from_config import run_settings
 
@@ -156,9 +163,36 @@ def _settings(config: Path | None, set_: list[str]) -> Configuration:
     from dpscaffold.config import load, read_tables
 
     base = DEMO if config is None and not _names_a_source(set_) else {}
-    tables = partial(read_tables, config) if config else partial(dict, base)
-    refuse_unknown(set_, tables)
+    for change in set_:
+        key, sign, value = change.partition("=")
+        if sign and not value.strip():
+            _require_known(key.strip(), read_tables(config) if config else base)
     return load(config, set_, base)
+
+
+def _require_known(key: str, tables: Mapping[str, Any]) -> None:
+    """Refuse to leave out what is no key and does not stand in the tables (as a number of a user's
+    own algorithm may): it would silently leave out nothing."""
+    from dpscaffold.config.reference import names
+
+    held: Any = tables
+    for part in key.split("."):
+        held = held.get(part) if isinstance(held, Mapping) else None
+    known = names()
+    if held is None and not any(f"{key}.".startswith(f"{name}.") for name in known):
+        raise BadInput(
+            "unknown-key",
+            f"--set is '{key}=', which leaves out no key{nearest(key, known)}; name a table.key, "
+            f"e.g. privacy.noise=",
+        )
+
+
+def _spelled_out(settings: Configuration, as_json: bool) -> str:
+    """A configuration with every default."""
+    from dpscaffold.runs.written import to_toml
+
+    tables = settings.model_dump(mode="json", exclude_none=True)
+    return json.dumps(tables, indent=2) if as_json else to_toml(tables).rstrip("\n")
 
 
 def _tell(result: Result, folder: Path, as_json: bool, quiet: bool) -> None:

@@ -206,7 +206,7 @@ def parse(tables: Mapping[str, Any], folder: Path | None = None) -> Configuratio
     try:
         return Configuration.model_validate(tables, context={"folder": folder})
     except ValidationError as error:
-        raise BadInput(*mistake_of(error, Configuration, explained=True)) from None
+        raise BadInput(*mistake_of(error, Configuration)) from None
 
 
 def tables_with(key: str) -> list[str]:

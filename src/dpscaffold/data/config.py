@@ -74,6 +74,8 @@ class Synthetic(_Data):
     """The paper's synthetic federation; ``records`` counts train and test together."""
 
     source: Literal["synthetic"] = "synthetic"
+    """The source of the records; a table without it is the paper's synthetic data. Example:
+    ``"csv"``"""
     alpha: float = Field(default=0.0, ge=0)
     """α: how much the users' models differ. Example: ``5.0``"""
     beta: float = Field(default=0.0, ge=0)
@@ -229,10 +231,15 @@ class Digits(Pooled):
 class Range(BaseModel):
     """``target = { kind = "number", low = 0, high = 60 }``: a number, and its public range."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
     kind: Literal["number"]
+    """What is predicted. Example: ``"number"``"""
     low: float
+    """The smallest value that it can have. Example: ``0.0``"""
     high: float
+    """The largest value that it can have. Example: ``60.0``"""
 
     @model_validator(mode="after")
     def _ordered(self) -> Range:

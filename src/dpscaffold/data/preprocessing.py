@@ -54,6 +54,8 @@ class UnitNormSettings(StepSettings):
     """Every row scaled to norm 1; a row of zeros stays. Needs no fit."""
 
     step: Literal["unit-norm"] = "unit-norm"
+    """The name of the step. The name alone, such as "unit-norm" or "pca:60", is a step with its
+    defaults. Example: ``"pca"``"""
 
 
 class ClipNormSettings(StepSettings):

@@ -13,16 +13,13 @@ from pydantic import BaseModel, ValidationError
 from dpscaffold.errors import BadInput, BadValue, nearest
 
 
-def mistake_of(
-    error: ValidationError, model: Any, root: str = "", explained: bool = False
-) -> tuple[str, str]:
+def mistake_of(error: ValidationError, model: Any, root: str = "") -> tuple[str, str]:
     """The code of the first error, and a sentence that names the key, the value and what to give.
 
     Args:
         error: What pydantic found.
         model: What was validated: a model, or a union of models.
         root: The table that the model describes, where that is not the whole file.
-        explained: Whether ``dpscaffold config explain`` knows the keys.
 
     >>> class Table(BaseModel):
     ...     rounds: int
@@ -43,14 +40,13 @@ def mistake_of(
     place, first = _understood(place, first, found)
     sources = _sources(model)
     shown = _shown(place, sources)
+    keys = [str(part) for part in place[1 if root else 0 :] if not isinstance(part, int)]
     if first["type"] == "extra_forbidden":
-        keys = [str(part) for part in place[1 if root else 0 :] if not isinstance(part, int)]
         known = known_keys(model, keys[:-1])
         here = f"; known here: {', '.join(known)}" if known else ""
         return "unknown-key", f"unknown key {shown}{nearest(keys[-1], known)}{here}"
     if first["type"] == "missing":
-        about = f"; dpscaffold config explain {shown} says what it is" if explained else ""
-        return "missing-key", f"{shown} is missing{about}"
+        return "missing-key", f"{shown} is missing{_meaning(model, keys)}"
     if first["type"] in ("model_type", "model_attributes_type"):
         table = "give a table" if "[" in shown else f"write a table: [{shown}], and its keys below"
         return "not-a-table", f"{shown} is {first['input']!r}; {table}"
@@ -184,7 +180,23 @@ def _sources(model: Any) -> set[str]:
 
 
 def known_keys(model: Any, location: Sequence[str]) -> list[str]:
-    """The keys of the table at a place, walking from the top; a tag of a union selects its
+    """The keys of the table at a place."""
+    found = _tables_at(model, location)[:1]
+    return [field.alias or name for one in found for name, field in one.model_fields.items()]
+
+
+def _meaning(model: Any, location: Sequence[str]) -> str:
+    """What the key at a place means, in brackets; empty where nothing says it."""
+    for table in _tables_at(model, location[:-1])[:1]:
+        field = table.model_fields.get(location[-1])
+        if field is not None and field.description:
+            first = " ".join(field.description.split()).partition(". ")[0]
+            return f"; give it ({first})"
+    return "; give it"
+
+
+def _tables_at(model: Any, location: Sequence[str]) -> list[type[BaseModel]]:
+    """The models of the table at a place, walking from the top; a tag of a union selects its
     member."""
     candidates = members(model)
     for part in location:
@@ -198,11 +210,7 @@ def known_keys(model: Any, location: Sequence[str]) -> list[str]:
             elif any(part in typing.get_args(tag) for tag in tags):
                 found.append(candidate)
         candidates = found
-    return (
-        [field.alias or name for name, field in candidates[0].model_fields.items()]
-        if candidates
-        else []
-    )
+    return candidates
 
 
 #: What a model may stand within, in an annotation.

@@ -8,15 +8,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 
-from dpscaffold.algorithms import ALGORITHMS, ITERATIVE
-from dpscaffold.config import AlgorithmSettings, ConfigTable, Run, TaskSettings
+from dpscaffold.config import Run
 from dpscaffold.config.gaussian import Gaussian
 from dpscaffold.config.plan import Plan
 from dpscaffold.config.secure import Secure, SumGrid
 from dpscaffold.data.sentences import mistake_of
-from dpscaffold.deployment.protocol.agreement import Offer, SchemaSettings, offer_of
+from dpscaffold.deployment.protocol.agreement import Offer, offer_of
 from dpscaffold.deployment.protocol.enrolment import EnrolledRun
 from dpscaffold.deployment.protocol.masks import Session
 from dpscaffold.deployment.protocol.messages import digest
@@ -24,38 +23,11 @@ from dpscaffold.deployment.provision import read_toml, site_name
 from dpscaffold.deployment.server.agreed import setting_of
 from dpscaffold.errors import BadInput
 from dpscaffold.runs.ledger import MAY_STAY_AWAY
+from dpscaffold.sums.tables import SUMMED, SumsConfiguration, SumsSettings
 from dpscaffold.tasks.ridge import RidgeSums
 
-#: The algorithms that make a model of one sum, by name.
-SUMMED = tuple(name for name in ALGORITHMS if name not in ITERATIVE)
 #: The layout of key files and sum files.
 FORMAT = "dpscaffold sums 1"
-
-
-class SumsSettings(ConfigTable):
-    """``[sums]``: whose sums make the model."""
-
-    members: tuple[str, ...]
-    """The names of all sites. Example: ``["north", "south", "west"]``"""
-    colluders: int | None = Field(default=None, ge=0)
-    """With a number, sums are masked: whoever has all files, together with this number of sites,
-    learns only their total, and each site adds less noise. Example: ``1``"""
-    attempt: int = Field(default=1, ge=1, le=1000)
-    """The number of this attempt. A new number lets every site make, and spend, its sums again.
-    privacy.epsilon is for one attempt, and the statement is for all up to this one. Example:
-    ``2``"""
-
-
-class SumsConfiguration(ConfigTable):
-    """The whole plan, as a file."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
-
-    rows: SchemaSettings = Field(alias="schema")
-    task: TaskSettings = TaskSettings()
-    algorithm: AlgorithmSettings = AlgorithmSettings(name=SUMMED[0])
-    privacy: Gaussian
-    sums: SumsSettings
 
 
 @dataclass(frozen=True)

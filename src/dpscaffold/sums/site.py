@@ -57,7 +57,8 @@ from dpscaffold.sums.files import (
     session_of,
     write_sums,
 )
-from dpscaffold.sums.plan import SUMMED, SumsPlan
+from dpscaffold.sums.plan import SumsPlan
+from dpscaffold.sums.tables import SUMMED
 from dpscaffold.tasks.base import Batch
 from dpscaffold.tasks.exact import check_records
 

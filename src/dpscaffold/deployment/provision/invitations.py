@@ -9,6 +9,7 @@ from pathlib import Path
 
 import tomli_w
 from cryptography import x509
+from pydantic import ConfigDict
 
 from dpscaffold.atomic import put_in_place, write_text
 from dpscaffold.deployment.protocol.messages import canonical, checked_public, fingerprint
@@ -24,21 +25,18 @@ from dpscaffold.errors import BadInput, nearest
 
 @dataclass(frozen=True)
 class FederationFile:
-    """``federation.toml``: where the server is, under which names, and who is invited.
+    """``federation.toml``: where the server is, under which names, and who is invited."""
 
-    Args:
-        address: The address that sites connect to: the server's name or IP address, and the port.
-            Value: 'host:port'. Example: ``"fl.example.org:8443"``
-        sites: The sites to invite; one invitation is written for each. Value: a list of names of
-            lowercase letters, digits, '_', '.' and '-', each once. Example: ``["north", "east",
-            "south"]``
-        hosts: Further names and addresses in the server's certificate. Value: a list of strings.
-            Example: ``["10.0.0.5"]``
-    """
+    __pydantic_config__ = ConfigDict(use_attribute_docstrings=True)
 
     address: str
+    """The address that sites connect to, as 'host:port': the server's name or IP address, and the
+    port. Example: ``"fl.example.org:8443"``"""
     sites: tuple[str, ...]
+    """The sites to invite, each once; one invitation is written for each. A name has lowercase
+    letters, digits, '_', '.' and '-'. Example: ``["north", "east", "south"]``"""
     hosts: tuple[str, ...] = ()
+    """Further names and addresses in the server's certificate. Example: ``["10.0.0.5"]``"""
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ class SiteCsv(_SiteFile):
     guessed from all records would let one record change how the others are read."""
 
     source: Literal["csv"]
+    """The kind of file. Example: ``"csv"``"""
     delimiter: Delimiter = ","
     """The delimiter between columns. Value: one character. Example: ``";"``"""
     encoding: str = "utf-8"
