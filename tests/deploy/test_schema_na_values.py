@@ -68,7 +68,7 @@ def test_an_offer_names_them_only_where_there_are_any() -> None:
     ("na_values", "said"),
     [
         ({"aeg": ["?"]}, "schema.na_values names 'aeg', which is not among the columns"),
-        ([-9], "schema.na_values holds -9, which is no text"),
+        ([-9], "na_values holds -9, which is no text"),
         (["m"], "na_values names 'm', which is a category of column 'sex'"),
         (["yes"], "na_values names 'yes', which is a class of column 'ill'"),
     ],

@@ -13,10 +13,12 @@ import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter, create_model
+from pydantic.json_schema import GenerateJsonSchema
 
 Schema = dict[str, Any]
 
@@ -84,7 +86,8 @@ LIMITS = {
 
 @dataclass(frozen=True)
 class Key:
-    """One name: ``of`` lists the sources or steps that have it, empty if all of its table have."""
+    """One name: ``of`` lists the sources or steps that have it, empty if all of its table have.
+    ``declared`` is the class that says what it means: tables may share a key by a common base."""
 
     table: str
     name: str
@@ -93,6 +96,7 @@ class Key:
     default: str
     example: Any
     of: str
+    declared: str = ""
 
     @property
     def path(self) -> str:
@@ -102,6 +106,17 @@ class Key:
         'plan.rounds'
         """
         return f"{self.table}.{self.name}"
+
+
+class _Declaring(GenerateJsonSchema):
+    """The JSON schema, which says of each key the class that declared it first."""
+
+    def model_schema(self, schema: Any) -> Schema:
+        made, kinds = super().model_schema(schema), schema["cls"].__mro__[::-1]
+        for name, node in made["properties"].items():
+            having = (one.__name__ for one in kinds if name in vars(one).get("__annotations__", ()))
+            node["x-declared"] = next(having, "")
+        return made
 
 
 @cache
@@ -126,7 +141,10 @@ def schemas() -> dict[str, Schema]:
         "federation": FederationFile,
         "site": create_model("Site", __base__=SiteFile, data=data),
     }
-    return {name: _explained(TypeAdapter(kind).json_schema()) for name, kind in kinds.items()}
+    return {
+        name: _explained(TypeAdapter(kind).json_schema(schema_generator=_Declaring))
+        for name, kind in kinds.items()
+    }
 
 
 def _explained(node: Any) -> Any:
@@ -153,6 +171,14 @@ def keys() -> tuple[Key, ...]:
         root = file if file in WITHOUT_TABLES else ""
         _collect(root, [schema], schema.get("$defs", {}), found)
     return tuple(key for table, shapes in found.items() for key in _keys_of(table, shapes))
+
+
+def declared() -> list[Key]:
+    """Every key once, in the first of the tables that share it."""
+    found: dict[tuple[str, str], Key] = {}
+    for key in keys():
+        found.setdefault((key.declared or key.table, key.name), key)
+    return [*found.values()]
 
 
 def names() -> list[str]:
@@ -216,6 +242,7 @@ def _keys_of(table: str, shapes: list[Schema]) -> Iterator[Key]:
             default=", ".join(said if len(said) > 1 else defaults),
             example=next((node["examples"][0] for node in nodes if "examples" in node), None),
             of="" if len(having) == len(shapes) else ", ".join(_tag(shape) for shape in having),
+            declared=nodes[0].get("x-declared", ""),
         )
 
 
@@ -272,16 +299,24 @@ def _bare(name: str) -> str:
 def page(found: Iterable[Key]) -> str:
     """``docs/configuration.md``."""
     lines = [HEAD]
-    table = ""
-    for key in found:
-        if key.table != table:
-            table = key.table
-            title = TITLES.get(table, f"`{table}`")
-            lines += ["", f"## {title}", "", "| key | what it is | value | default | example |"]
-            lines += ["| --- | --- | --- | --- | --- |"]
-        about = f"{key.about} *({key.of})*" if key.of else key.about
-        cells = [f"`{key.name}`", about, key.kind, key.default, f"`{toml(key.example)}`"]
-        lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+    first = {(key.declared or key.table, key.name): key.table for key in declared()}
+    for table, listed in groupby(found, key=lambda key: key.table):
+        lines += ["", f"## {TITLES.get(table, f'`{table}`')}", ""]
+        lines += [
+            "| key | what it is | value | default | example |",
+            "| --- | --- | --- | --- | --- |",
+        ]
+        shared: dict[str, list[str]] = {}
+        for key in listed:
+            owner = first[key.declared or table, key.name]
+            if owner != table:
+                shared.setdefault(owner, []).append(f"`{key.name}`")
+                continue
+            about = f"{key.about} *({key.of})*" if key.of else key.about
+            cells = [f"`{key.name}`", about, key.kind, key.default, f"`{toml(key.example)}`"]
+            lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+        for owner, same in shared.items():
+            lines += ["", f"Also {', '.join(same)}, as in `[{owner}]`."]
     return "\n".join([*lines, ""])
 
 

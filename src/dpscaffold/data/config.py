@@ -21,22 +21,12 @@ from pydantic import (
     model_validator,
 )
 
+from dpscaffold.data.meanings import CsvFormat, Meanings
 from dpscaffold.data.preprocessing import PreprocessingStep, check_order
 from dpscaffold.data.sentences import mistake_of
-from dpscaffold.data.tables.cells import (
-    Forms,
-    Spellings,
-    checked_spellings,
-    days,
-    refuse_two_readings,
-)
-from dpscaffold.data.tables.dialect import AUTO, is_many
-from dpscaffold.data.tables.missing import (
-    NaStrings,
-    Rule,
-    checked_na_strings,
-    refuse_declared,
-)
+from dpscaffold.data.tables.cells import Spellings, days
+from dpscaffold.data.tables.dialect import is_many
+from dpscaffold.data.tables.missing import NaStrings, Rule, refuse_declared
 from dpscaffold.errors import BadInput, BadValue, nearest
 from dpscaffold.federation.schema import Kind, Target
 
@@ -324,23 +314,7 @@ def _low_and_high(name: str, ends: list[Any] | tuple[Any, ...]) -> tuple[float, 
     return float(low), float(high)
 
 
-#: Texts that mean a missing value: a list for all columns, or lists by column.
-NaKey = Annotated[
-    tuple[str, ...] | dict[str, tuple[str, ...]] | None, BeforeValidator(checked_na_strings)
-]
-#: The character between two columns of a CSV file.
-Delimiter = Annotated[str, Field(min_length=1, max_length=1)] | Literal["auto"]
-#: The character before the decimals of a number.
-DecimalSign = Literal[".", ",", "auto"]
-
-
-def check_sign(name: str, sign: str) -> None:
-    """Refuse a delimiter that no CSV file can use."""
-    if sign != AUTO and (not sign.isascii() or sign in '"\r\n\0'):
-        raise BadValue("not-one-character", f"{name} is {sign!r}; give one plain sign, such as ';'")
-
-
-class TabularFile(Pooled):
+class TabularFile(Pooled, Meanings):
     drafted: bool = False
     """Whether 'init' drafted the configuration by looking at the records. The privacy statement
     then says so, because this is outside ε. If you remove the key, you vouch that every line is
@@ -366,19 +340,6 @@ class TabularFile(Pooled):
     ('*' for all others), which may also be 'category' or 'indicator' (missingness becomes a
     feature). Value: 'refuse', 'drop', a number, or a table by column of these, 'indicator' or
     'category'. Example: ``{ age = "indicator", ward = "category", "*" = "drop" }``"""
-    na_values: NaKey = None
-    """NA strings: texts that mean a missing value, in addition to an empty cell. Give a list for
-    every column, or a table of lists by column ('*' for all others). Surrounding blanks are
-    ignored, and in a column of numbers '-9' also matches -9.0. The model keeps the list, so new
-    rows are read in the same way. Value: a list of strings, or a table by column of such lists.
-    Example: ``{ weight = ["-9", "?"], "*" = ["?"] }``"""
-    values: Annotated[
-        dict[str, dict[str, tuple[str, ...]]] | None, BeforeValidator(checked_spellings)
-    ] = None
-    """Other spellings of labels and categories: a table by column that gives each value its other
-    spellings. Surrounding blanks are ignored. The model keeps them, so new rows are read in the
-    same way. Value: a table by column of tables of lists of strings. Example: ``{ readmitted = {
-    yes = ["Yes", "ys", "ja"] } }``"""
     unseen: Literal["refuse", "zero"] = "refuse"
     """How a category is treated that is not among the given ones (or, in new rows, not in the
     training data): 'refuse' (predict leaves such rows without a prediction), or 'zero', which is
@@ -394,15 +355,6 @@ class TabularFile(Pooled):
     high. Example: ``{ kind = "number", low = 0, high = 60 }``"""
     exclude: tuple[str, ...] = ()
     """Columns to leave out, such as identifiers. Example: ``["patient_id"]``"""
-    absent: tuple[str, ...] = ()
-    """Columns that some files of a folder or pattern may lack. Their values are missing there and
-    are treated as data.missing says. Files of new rows may lack them, too. Example:
-    ``["creatinine"]``"""
-    dates: dict[str, Forms] = Field(default_factory=dict)
-    """Date columns, each with its format (strptime codes). They are read as days since 1970-01-01.
-    Give a list of formats if files differ: the first that fits is used, and two that read the same
-    text as different days are refused. Value: a table by column of strings, or of lists of strings.
-    Example: ``{ admitted = ["%d.%m.%Y", "%Y-%m-%d"] }``"""
     ranges: Annotated[dict[str, tuple[float, float]], BeforeValidator(_ranges)] = Field(
         default_factory=dict
     )
@@ -467,17 +419,6 @@ class TabularFile(Pooled):
         return self
 
     @model_validator(mode="after")
-    def _dates(self) -> TabularFile:
-        """Every column of dates has a form, and no text is read in two ways."""
-        for name, forms in self.dates.items():
-            if not forms:
-                raise BadValue(
-                    "empty-list", f"dates.{name} lists no form; give one, such as '%Y-%m-%d'"
-                )
-            refuse_two_readings(name, forms)
-        return self
-
-    @model_validator(mode="after")
     def _declared(self) -> TabularFile:
         """No value that is declared is a gap at once."""
         known = dict(self.categories) if isinstance(self.categories, dict) else {}
@@ -497,26 +438,12 @@ class TabularFile(Pooled):
         return self.user is not None or is_many(Path(self.path).expanduser())
 
 
-class Csv(TabularFile):
+class Csv(TabularFile, CsvFormat):
     """A CSV file with a header, or a folder or pattern of such files, one per user unless ``user``
     names a column. Titles above the header are skipped. ``"auto"`` finds encoding, delimiter and
     decimal sign file by file, from the records, which is outside the guarantee."""
 
     source: Literal["csv"]
-    delimiter: Delimiter = ","
-    """The delimiter between columns; 'auto' detects it in each file, outside the guarantee. Value:
-    one character, or 'auto'. Example: ``";"``"""
-    encoding: str = "utf-8"
-    """The encoding of the file; 'auto' detects UTF-8, UTF-16 and Windows-1252 in each file, outside
-    the guarantee. Example: ``"latin-1"``"""
-    decimal: DecimalSign = "."
-    """The decimal separator; 'auto' detects it in each file, outside the guarantee. Example:
-    ``","``"""
-
-    @model_validator(mode="after")
-    def _signs(self) -> Csv:
-        check_sign("delimiter", self.delimiter)
-        return self
 
 
 class Parquet(TabularFile):

@@ -35,7 +35,7 @@ from dpscaffold.data.tables.missing import (
     with_point,
     without_na,
 )
-from dpscaffold.errors import BadInput, nearest
+from dpscaffold.errors import BadInput, BadValue, nearest
 
 #: A column, and each of its values with the other spellings of it.
 Columns = tuple[tuple[str, tuple[tuple[str, tuple[str, ...]], ...]], ...]
@@ -142,18 +142,18 @@ def written(name: str, groups: Mapping[str, Sequence[str]]) -> str:
 NO_SPELLINGS = Spellings()
 
 
-def checked_spellings(given: Any, key: str = "values") -> Any:
+def checked_spellings(given: Any) -> Any:
     """Spellings as they are given, without blanks around them; refused where one represents two
     values, or where something is no text."""
     if given is None:
         return None
     if not isinstance(given, dict) or not all(isinstance(table, dict) for table in given.values()):
-        raise BadInput(
+        raise BadValue(
             "not-a-table",
-            f"{key} is {given!r}; give a table by column, such as "
+            f"values is {given!r}; give a table by column, such as "
             f"{{ ready = {{ yes = ['Yes', 'ja'] }} }}",
         )
-    return {name: _checked(f"{key}.{name}", table) for name, table in given.items()}
+    return {name: _checked(f"values.{name}", table) for name, table in given.items()}
 
 
 def _checked(key: str, table: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
@@ -161,7 +161,7 @@ def _checked(key: str, table: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
     taken: dict[str, str] = {value.strip(BLANKS): value for value in table}
     for value, listed in table.items():
         if not isinstance(listed, list | tuple) or not all(isinstance(t, str) for t in listed):
-            raise BadInput(
+            raise BadValue(
                 "not-a-list",
                 f'{key}.{value} is {listed!r}; give a list of texts, as in ["Yes", "ja"]',
             )
@@ -169,13 +169,13 @@ def _checked(key: str, table: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
         plain.pop(value.strip(BLANKS), None)
         for text in plain:
             if text in taken:
-                raise BadInput(
+                raise BadValue(
                     "value-named-twice",
                     f"{key} reads '{text}' as '{value}', and it already means '{taken[text]}' "
                     f"already; name it once",
                 )
             if not text:
-                raise BadInput(
+                raise BadValue(
                     "empty-text",
                     f"{key}.{value} holds an empty text; empty cells are missing values",
                 )

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
-from dpscaffold.errors import BadInput
+from dpscaffold.errors import BadInput, BadValue
 
 #: What may stand around a text without being part of it.
 BLANKS = " \t\u00a0"
@@ -63,30 +63,30 @@ class NaStrings:
 NO_NA_STRINGS = NaStrings()
 
 
-def checked_na_strings(given: Any, key: str = "na_values") -> Any:
+def checked_na_strings(given: Any) -> Any:
     """NA strings as they are given, without blanks around them; refused where no cell can hold
     one."""
     if given is None:
         return None
     if isinstance(given, dict):
-        return {name: _checked(f"{key}.{name}", listed) for name, listed in given.items()}
-    return _checked(key, given)
+        return {name: _checked(f"na_values.{name}", listed) for name, listed in given.items()}
+    return _checked("na_values", given)
 
 
 def _checked(key: str, given: Any) -> tuple[str, ...]:
     if not isinstance(given, list | tuple):
-        raise BadInput("not-a-list", f"{key} is {given!r}; give a list of texts, as in ['?', '-']")
+        raise BadValue("not-a-list", f"{key} is {given!r}; give a list of texts, as in ['?', '-']")
     for one in given:
         if not isinstance(one, str):
-            raise BadInput(
+            raise BadValue(
                 "not-text", f"{key} holds {one!r}, which is no text; write it as '{one}'"
             )
         if not one.strip(BLANKS):
-            raise BadInput(
+            raise BadValue(
                 "empty-text", f"{key} holds an empty text; empty cells mean missing: leave it out"
             )
         if not one.strip(BLANKS).isprintable():
-            raise BadInput(
+            raise BadValue(
                 "unseen-text", f"{key} holds {one!r}, which no cell shows; give a plain text"
             )
     return tuple(dict.fromkeys(one.strip(BLANKS) for one in given))

@@ -11,7 +11,6 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
@@ -33,11 +32,12 @@ from dpscaffold.config.personal import PersonalSettings, trained_by
 from dpscaffold.config.plan import Plan
 from dpscaffold.config.secure import Secure
 from dpscaffold.data.features import Hog, RandomFeatures
+from dpscaffold.data.meanings import Meanings
 from dpscaffold.data.prepared import ClipNorm, Project, Scale, Shift, UnitNorm
 from dpscaffold.data.preprocessing import HogSettings, as_shape, expanded, hog_width
-from dpscaffold.data.tables.cells import Forms, Spellings, checked_spellings, refuse_two_readings
+from dpscaffold.data.tables.cells import Spellings
 from dpscaffold.data.tables.codec import Coding
-from dpscaffold.data.tables.missing import OTHERS, NaStrings, checked_na_strings, refuse_declared
+from dpscaffold.data.tables.missing import OTHERS, NaStrings, refuse_declared
 from dpscaffold.deployment.protocol.messages import Json, Refused, canonical
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.schema import Prepared, Target
@@ -240,7 +240,7 @@ def _step(value: Any) -> Any:
     return expanded(value) if isinstance(value, str) else value
 
 
-class SchemaSettings(ConfigTable):
+class SchemaSettings(Meanings, ConfigTable):
     """``[schema]``: what a row looks like, for parties who cannot look at one another's.
 
     A record that cannot be read (a label of no class, a text in place of a number) is counted and
@@ -260,7 +260,7 @@ class SchemaSettings(ConfigTable):
     """The values of each categorical column, known beforehand. A value that is not listed is
     encoded as zeros. Value: a table of lists of strings. Example: ``{ sex = ["f", "m"] }``"""
     label: str = "label"
-    """The column to predict. Example: ``"ill"``"""
+    """The column to predict. Example: ``"readmitted"``"""
     class_names: tuple[str, ...] = ()
     """The class labels in order. A record with another label, or none, is counted but contributes
     nothing. Example: ``["no", "yes"]``"""
@@ -274,26 +274,6 @@ class SchemaSettings(ConfigTable):
     missing: float = Field(default=0.0, allow_inf_nan=False)
     """The value that replaces a missing number. A record with a value that is not a number is
     counted but contributes nothing. Value: a finite number. Example: ``-1.0``"""
-    na_values: Annotated[
-        tuple[str, ...] | dict[str, tuple[str, ...]] | None,
-        BeforeValidator(partial(checked_na_strings, key="schema.na_values")),
-    ] = None
-    """NA strings: texts that mean a missing value, as a list for every column or a table of lists
-    by column ('*' for all others). The default NA strings (NA, NaN, an empty cell) need not be
-    listed. The model keeps the list for new rows. Value: a list of strings, or a table by column of
-    such lists. Example: ``{ pressure = ["-9", "?"] }``"""
-    values: Annotated[
-        dict[str, dict[str, tuple[str, ...]]] | None,
-        BeforeValidator(partial(checked_spellings, key="schema.values")),
-    ] = None
-    """Other spellings of labels and categories, for every site and for new rows: a table by column
-    that gives each value its other spellings. Value: a table by column of tables of lists of
-    strings. Example: ``{ ill = { yes = ["Yes", "ja"] } }``"""
-    dates: dict[str, Forms] = Field(default_factory=dict)
-    """Columns of dates with their form (strptime's codes) or a list of forms. They become days
-    since 1970. Value: a table of forms by column. Example: ``{ age = "%d.%m.%Y" }``"""
-    absent: tuple[str, ...] = ()
-    """Columns that a site may lack. Their values are missing there. Example: ``["pressure"]``"""
     prepare: tuple[Annotated[SchemaStep, BeforeValidator(_step)], ...] = ()
     """Preprocessing steps with public constants or private fits, in order. Value: a list of tables
     or names, see the steps below. Example: ``["hog:28x28", { step = "clip-norm", norm = 3.0 }]``"""
@@ -431,8 +411,6 @@ class SchemaSettings(ConfigTable):
                 "wrong-column-kind",
                 f"schema.dates names {stray[0]!r}, which is not a column of numbers",
             )
-        for name, forms in self.dates.items():
-            refuse_two_readings(name, forms)
 
     def _check_target(self) -> None:
         if self.classes == 1:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from dpscaffold.data.config import DecimalSign, Delimiter, NaKey, check_sign
+from dpscaffold.data.meanings import CsvFormat, Gaps
 from dpscaffold.data.sentences import mistake_of
 from dpscaffold.data.tables.dialect import AUTO
 from dpscaffold.errors import BadInput, BadValue
@@ -20,27 +20,15 @@ class _SiteFile(BaseModel):
     Example: ``"records.csv"``"""
 
 
-class SiteCsv(_SiteFile):
+class SiteCsv(_SiteFile, CsvFormat):
     """A site's CSV file. The keys are those of a ``[data]`` table, but nothing is guessed: what is
     guessed from all records would let one record change how the others are read."""
 
     source: Literal["csv"]
     """The kind of file. Example: ``"csv"``"""
-    delimiter: Delimiter = ","
-    """The delimiter between columns. Value: one character. Example: ``";"``"""
-    encoding: str = "utf-8"
-    """The encoding of the file. It is declared, not guessed, so that no record changes how another
-    one is read. Value: a name such as 'utf-8', 'cp1252' or 'utf-16'. Example: ``"cp1252"``"""
-    decimal: DecimalSign = "."
-    """The decimal separator. Value: '.' or ','. Example: ``","``"""
-    na_values: NaKey = None
-    """NA strings of this file: texts that mean a missing value, in addition to those of the plan's
-    schema. Value: a list of strings, or a table by column of such lists. Example: ``["-9",
-    "?"]``"""
 
     @model_validator(mode="after")
     def _declared(self) -> SiteCsv:
-        check_sign("data.delimiter", self.delimiter)
         for name in ("delimiter", "encoding", "decimal"):
             if getattr(self, name) == AUTO:
                 raise BadValue(
@@ -52,14 +40,10 @@ class SiteCsv(_SiteFile):
         return self
 
 
-class SiteParquet(_SiteFile):
+class SiteParquet(_SiteFile, Gaps):
     """A site's Parquet file."""
 
     source: Literal["parquet"]
-    na_values: NaKey = None
-    """NA strings of this file: texts that mean a missing value, in addition to those of the plan's
-    schema. Value: a list of strings, or a table by column of such lists. Example: ``["-9",
-    "?"]``"""
 
 
 class SiteArrays(_SiteFile):
