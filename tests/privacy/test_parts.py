@@ -51,11 +51,11 @@ def part(name: str, took_part: list[list[int]] | None = None, **changes) -> Part
 
 
 def total(parts: list[Part], name: str = "server", fixed: bool = False, colluders: int = 1):
-    return over_the_draw(parts, name, colluders, fixed)[0]
+    return over_the_draw(parts, name, colluders, fixed).epsilon
 
 
 def given(parts: list[Part], name: str = "server", fixed: bool = False) -> float:
-    return given_the_draw(parts, name, fixed)[0]
+    return given_the_draw(parts, name, fixed).epsilon
 
 
 def test_two_gaussians_convolve_to_one():
@@ -78,7 +78,7 @@ def test_a_run_cut_in_two_is_the_run(sampling):
         exact = epsilon(whole, SERVER)
         assert exact * (1 - 1e-9) <= total(parts, fixed=True) <= exact * 1.005
     at = np.array([0.0, 0.5, 1.0, 2.0])
-    together, one = convolved([p.losses(SERVER) for p in parts]), losses(whole, SERVER)
+    together, one = convolved([p.worst_losses(SERVER) for p in parts]), losses(whole, SERVER)
     for found, law in zip(together, one, strict=True):
         assert np.allclose(found.deltas(at), law.deltas(at), rtol=0.02)
     if sampling == "poisson":  # or the test would not tell the two directions apart
@@ -102,7 +102,7 @@ def test_convolving_is_between_the_largest_and_the_sum(parts):
     delta = sum(p.run.delta for p in parts)
     alone = [epsilon(replace(p.run, delta=delta), SERVER) for p in parts]
     assert max(alone) * (1 - 1e-6) <= fixed <= added * (1 + 1e-3) + 1e-3
-    assert added == pytest.approx(sum(p.epsilon(SERVER) for p in parts))
+    assert added == pytest.approx(sum(p.over_the_draw(SERVER).epsilon for p in parts))
 
 
 @pytest.mark.parametrize("fixed", [False, True])
@@ -297,12 +297,12 @@ def test_a_cap_over_all_parts_is_never_below_any_mixture_of_them():
     parts = [part("a", **rare), part("b", **{**rare, "batch_sizes": 100, "noise": 4.0})]
     mixed = convolved([losses(p.run, SERVER, times=3) for p in parts])[0].epsilon(1e-5)
     alone = [epsilon(replace(p.run, delta=1e-5), SERVER, times=6) for p in parts]
-    assert max(alone) < 0.98 * mixed < mixed <= within_cap(parts, 6)[0]
+    assert max(alone) < 0.98 * mixed < mixed <= within_cap(parts, 6).epsilon
 
 
 def test_a_cap_over_all_parts_counts_extra_attempts_and_other_mechanisms():
     parts = [part("a", noise=8.0), part("b", noise=2.0, extra=1)]
-    most, _ = within_cap(parts, 3)
+    most = within_cap(parts, 3).epsilon
     assert most == epsilon(replace(parts[1].run, delta=2e-5), SERVER, times=4)
     said = state(parts, Facts(cap=3))
     assert said.towards("server").theorem == "cap" and said.epsilon == most < total(parts)

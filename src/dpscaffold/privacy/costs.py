@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from dpscaffold.errors import BadInput
+from dpscaffold.privacy.adversary import ALONE, Adversary
 from dpscaffold.privacy.loss import REACH, Loss, privacy_parameters, step_losses
 from dpscaffold.privacy.mechanism import Sampling
 
@@ -126,6 +127,12 @@ def together(name: str, costs: Sequence[Cost]) -> Cost:
         add_remove=one([cost.add_remove for cost in costs]),
         seeded=any(cost.seeded for cost in costs),
     )
+
+
+def costs_towards(costs: tuple[Cost, ...], who: Adversary | None) -> tuple[Cost, ...]:
+    """The costs as an adversary sees them: other sites hide them too, unless all of them collude
+    with the server."""
+    return tuple(cost.if_others_collude for cost in costs) if who == ALONE else costs
 
 
 def with_costs(law: Loss, costs: tuple[Cost, ...]) -> Loss:

@@ -21,8 +21,8 @@ from dpscaffold.privacy.accounting import (
     step_laws,
     worst_step,
 )
-from dpscaffold.privacy.adversary import ALONE, Adversary, adversaries
-from dpscaffold.privacy.costs import Cost, with_costs
+from dpscaffold.privacy.adversary import Adversary, adversaries
+from dpscaffold.privacy.costs import Cost, costs_towards, with_costs
 from dpscaffold.privacy.mechanism import Mechanism
 from dpscaffold.privacy.numbers import largest_count, next_knot, round_up
 
@@ -181,7 +181,7 @@ class Ledger:
         check_guaranteed(self.run)
         seen = self._seen(who)
         often = {step: count for step, count in self._most_often(who).items() if count}
-        costs = self._costs(who)
+        costs = costs_towards(self.costs, who)
         return tuple(
             with_costs(law, costs)
             for step, count in _unbeaten(often)
@@ -227,13 +227,8 @@ class Ledger:
     def _steps(self, who: Adversary | None) -> tuple[Step, ...]:
         return group_steps(self.run, self._seen(who))
 
-    def _costs(self, who: Adversary | None) -> tuple[Cost, ...]:
-        if who == ALONE:
-            return tuple(cost.if_others_collude for cost in self.costs)
-        return self.costs
-
     def _spent(self, step: Step, count: int, who: Adversary | None) -> float:
-        costs = self._costs(who)
+        costs = costs_towards(self.costs, who)
         return step_epsilon(self.run, self._seen(who), step, None, count, costs)
 
     def _most_often(self, who: Adversary | None) -> dict[Step, int]:

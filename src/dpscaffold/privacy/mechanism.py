@@ -150,10 +150,10 @@ class Mechanism(GaussianMechanism):
     users: int
     cohort_size: int
     groups: tuple[Group, ...]
-    membership: tuple[int, ...]
     memory: bool
     weighting: Weighting
     delta: float
+    membership: tuple[int, ...] = ()
     declines: str | None = None
     declared_sizes: bool = False
     one_sum: bool = False

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
@@ -76,14 +76,13 @@ class StatedPart:
     ``participations`` how many users took part how often.
     """
 
-    mechanism: Mapping[str, Any]
+    mechanism: Mechanism
     rounds: int
     name: str = ""
-    delta: float = 0.0
     costs: tuple[Cost, ...] = ()
     most_often: tuple[int, ...] = ()
     participations: Mapping[int, int] = field(default_factory=dict)
-    epsilons: Mapping[str, float | None] = field(default_factory=dict)
+    epsilons: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -158,6 +157,11 @@ class Statement:
         return first.given if self.quotes_given else first.epsilon
 
     @property
+    def promises_little(self) -> bool:
+        """Whether ε promises next to nothing."""
+        return (self.epsilon or 0.0) > LITTLE
+
+    @property
     def rounds(self) -> int:
         """How many rounds were run, or planned."""
         return sum(part.rounds for part in self.parts)
@@ -165,7 +169,7 @@ class Statement:
     @property
     def run(self) -> Mechanism | None:
         """The mechanism of the last part."""
-        return Mechanism.from_dict(self.parts[-1].mechanism) if self.parts else None
+        return self.parts[-1].mechanism if self.parts else None
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values, without what has its default."""
@@ -196,6 +200,8 @@ def _stored() -> TypeAdapter[Statement]:
     return TypeAdapter(Statement)
 
 
+#: What is protected, by unit.
+WHAT = {"record": "record", "user": "user's whole dataset"}
 #: The relation between neighbours, in a verb.
 _CHANGED = {
     "replace-one": "replaced by another",
@@ -204,9 +210,8 @@ _CHANGED = {
 }
 
 
-#: From here on ε promises next to nothing.
+#: Above this ε promises next to nothing.
 LITTLE = 10.0
-PROMISES_LITTLE = f"An ε above {LITTLE:g} promises next to nothing."
 
 
 @dataclass(frozen=True)
@@ -229,15 +234,24 @@ def page(said: Statement, title: str = "") -> str:
     text = _template().render(
         said=said,
         title=title,
-        held=held(said),
-        mechanism=_mechanism(said),
-        promise=_promise(said),
+        one="site" if said.held == "sites" else "user",
+        what=WHAT[said.unit],
+        changed=_changed(said),
         rows=table(said),
-        delta=digits_up(said.delta or 0.0),
-        more=_more(said),
         covered=[step for step in said.preparation if step.protection in WITHIN],
+        costs=[cost for part in said.parts for cost in part.costs],
+        why_not_more=_why_not_more(said),
     )
-    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+    joined = re.sub(r"(?<=[^|\n])\n(?=\w)", " ", text)  # the lines of one paragraph
+    return re.sub(r"\n{3,}", "\n\n", joined).strip() + "\n"
+
+
+def _why_not_more(said: Statement) -> Guarantee | None:
+    """An adversary who sees sums alone where these hide no more, for a reason that a plan can
+    change."""
+    if said.run is None or said.run.memory or said.run.local_steps > 1:
+        return None
+    return next((one for one in said.guarantees if one.not_more is not None), None)
 
 
 def table(said: Statement) -> list[Row]:
@@ -266,103 +280,13 @@ def line(said: Statement) -> str:
     who = "whoever knows who took part" if said.quotes_given else first.words.partition(",")[0]
     text = (
         f"ε = {round_up(said.epsilon)} at δ = {digits_up(said.delta or 0.0)} against {who}, for "
-        f"one {_protected(said)} {_CHANGED[_relation(said)]}"
+        f"one {WHAT[said.unit]} {_changed(said)}"
     )
     if first.replace_one is not None:
         text += f" ({round_up(first.replace_one)} for replacing it)"
-    if (said.epsilon or 0.0) > LITTLE:
-        text += f". {PROMISES_LITTLE}"
+    if said.promises_little:
+        text += f". An ε above {LITTLE:g} promises next to nothing."
     return f"with secret noise {text}" if said.seeded else text
-
-
-def held(said: Statement) -> str:
-    """Who held the records.
-
-    >>> held(Statement(held="sites", users=60))
-    '60 sites held their own records.'
-    """
-    users = f"all {said.users} users" if said.users else "all users"
-    if said.held == "sites":
-        return f"{said.users} sites held their own records."
-    if said.held == "one computer":
-        return f"One computer held the records of {users} and played them."
-    return f"A plan for {said.users or 'many'} users: nothing has run." if said.parts else ""
-
-
-def _mechanism(said: Statement) -> str:
-    """What was done in each round."""
-    run = said.run
-    if run is None or said.reason:
-        return ""
-    one = "site" if said.held == "sites" else "user"
-    drawn = f"{run.cohort_size} of {run.users} {one}s, drawn at random,"
-    who = f"every {one}" if run.cohort_size == run.users else drawn
-    steps = "a step" if run.local_steps == 1 else f"{run.local_steps} steps"
-    many = "its one round" if said.rounds == 1 else f"each of {said.rounds} rounds"
-    return (
-        f"In {many} {who} took {steps} with clipping (C = {run.clip:g}) and noise "
-        f"(σ = {digits_up(run.noise)})."
-    )
-
-
-def _promise(said: Statement) -> str:
-    """What ε is about, and whether it is over the draw or given it."""
-    if not said.guarantee:
-        return ""
-    given = " given who took part" if said.quotes_given else ""
-    would = "could tell, with secret noise," if said.seeded else "can tell"
-    return (
-        f"Nobody {would} whether one {_protected(said)} was {_CHANGED[_relation(said)]}, up to ε"
-        f"{given} (smaller is stronger):"
-    )
-
-
-def _more(said: Statement) -> list[str]:
-    """What else has to be read with the table: the other reading of the draw, the other relation,
-    how users and parts differ."""
-    if not said.guarantee:
-        return []
-    server = said.guarantees[0]
-    found: list[str] = []
-    if (said.epsilon or 0.0) > LITTLE:
-        found.append(PROMISES_LITTLE)
-    if said.quotes_given and server.epsilon is not None:
-        found.append(f"Over a draw that nobody chose, ε is {round_up(server.epsilon)}.")
-    elif server.given is not None and server.given != server.epsilon:
-        found.append(f"For whoever knows who took part, ε is {round_up(server.given)}.")
-    if server.replace_one is not None:
-        found.append(
-            f"For a record replaced by another, ε is {round_up(server.replace_one)} towards the "
-            f"server."
-        )
-    if said.by_group:
-        low, high = round_up(min(said.by_group)), round_up(max(said.by_group))
-        found.append(f"Users have noise of their own: their ε is {low} to {high}.")
-    if len(said.parts) > 1:
-        found.append(f"ε and δ are of {len(said.parts)} parts together: {_parts(said)}.")
-    costs = [cost.name for part in said.parts for cost in part.costs]
-    if costs:
-        found.append(f"Included: {', '.join(costs)}.")
-    found += [f"{one.words}: {one.not_more}." for one in _not_more(said)]
-    return found
-
-
-def _not_more(said: Statement) -> Sequence[Guarantee]:
-    """Adversaries who see sums alone where these hide no more, for a reason that a plan can
-    change."""
-    run = said.run
-    if run is None or run.memory or run.local_steps > 1:
-        return []
-    return [one for one in said.guarantees if one.not_more is not None][:1]
-
-
-def _parts(said: Statement) -> str:
-    named = (
-        f"{part.name or f'part {k}'} ({part.rounds} rounds, ε = "
-        f"{round_up(part.epsilons.get('server'))})"
-        for k, part in enumerate(said.parts, start=1)
-    )
-    return ", ".join(named)
 
 
 def _quoted(said: Statement, one: Guarantee) -> tuple[float | None, float | None]:
@@ -371,13 +295,8 @@ def _quoted(said: Statement, one: Guarantee) -> tuple[float | None, float | None
     return one.epsilon, one.guess
 
 
-def _protected(said: Statement) -> str:
-    return "user's whole dataset" if said.unit == "user" else "record"
-
-
-def _relation(said: Statement) -> str:
-    run: Mechanism | None = said.run
-    return "replace-one" if run is None else run.relation
+def _changed(said: Statement) -> str:
+    return _CHANGED["replace-one" if said.run is None else said.run.relation]
 
 
 @cache
@@ -386,4 +305,5 @@ def _template() -> Any:
 
     text = resources.files("dpscaffold.privacy").joinpath("statement.md.j2").read_text("utf-8")
     environment = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters |= {"up": round_up, "digits_up": digits_up}
     return environment.from_string(text)

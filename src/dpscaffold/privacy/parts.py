@@ -28,6 +28,7 @@ from dpscaffold.errors import BadInput
 from dpscaffold.privacy.accounting import (
     Laws,
     Step,
+    capped,
     check_guaranteed,
     epsilon,
     group_steps,
@@ -37,12 +38,14 @@ from dpscaffold.privacy.accounting import (
     step_laws,
     worst_step,
 )
-from dpscaffold.privacy.adversary import ALONE, SERVER, Adversary, adversaries
-from dpscaffold.privacy.costs import Cost, with_costs
+from dpscaffold.privacy.adversary import ALONE, SERVER, Adversary, adversaries, noise_seen
+from dpscaffold.privacy.costs import Cost, costs_towards, with_costs
 from dpscaffold.privacy.ledger import Ledger
 from dpscaffold.privacy.loss import LONGEST, Loss, privacy_parameters
 from dpscaffold.privacy.mechanism import Mechanism
 from dpscaffold.privacy.seeds import FRESH, UNKNOWN, SeedKnowledge
+from dpscaffold.privacy.solve import guess
+from dpscaffold.privacy.tradeoff import TradeOff
 
 
 @dataclass(frozen=True)
@@ -82,23 +85,28 @@ class Part:
         """The adversary of that name; whom this part does not know sees its uploads."""
         return adversaries(self.run, colluders).get(name, SERVER)
 
-    def costs_towards(self, who: Adversary) -> tuple[Cost, ...]:
-        """The other mechanisms, as this adversary sees them."""
-        return tuple(cost.if_others_collude for cost in self.costs) if who == ALONE else self.costs
+    def over_the_draw(self, who: Adversary) -> Proof:
+        """ε over the draw of participants."""
+        run, costs = self.released, costs_towards(self.costs, who)
+        value = epsilon(run, who, self.rounds, costs=costs)
+        laws = losses(run, who, self.rounds, None, costs)
+        return Proof(value, run.delta, laws, noise_seen(run, who).theorem)
 
-    def epsilon(self, who: Adversary) -> float:
-        """ε over the draw, at this part's δ."""
-        return epsilon(self.released, who, self.rounds, costs=self.costs_towards(who))
+    def for_everybody(self) -> Proof:
+        """ε if every user took part in every planned round and attempt: it holds against a server
+        that chooses who takes part."""
+        who, run = self.against("server"), self.released
+        laws = losses(run, who, None, run.rounds + run.extra, self.costs)
+        return Proof(capped(run, who, self.costs), run.delta, laws, "cap")
 
-    def losses(self, who: Adversary, worst: bool = False) -> Laws:
-        """Its losses over the draw."""
-        costs = self.costs_towards(who)
-        return losses(self.released, who, self.rounds, None, costs, worst)
+    def worst_losses(self, who: Adversary) -> Laws:
+        """The losses over the draw of one user that stands for all."""
+        return losses(self.released, who, self.rounds, None, costs_towards(self.costs, who), True)
 
     def losses_given(self, who: Adversary) -> Laws:
         """At least what any user spent given who took part: the most often, at the worst rate."""
         most = int(self.charged().participations.max())
-        return losses(self.run, who, None, most, self.costs_towards(who), True)
+        return losses(self.run, who, None, most, costs_towards(self.costs, who), True)
 
     def charged(self) -> Ledger:
         """Its ledger, with what else read the records."""
@@ -111,60 +119,96 @@ def added(values: Iterable[float]) -> float:
     return math.fsum(values)
 
 
-def law_of_sum(epsilon: float, delta: float) -> Laws:
-    """All that a sum of (ε, δ) tells of the losses."""
-    return (privacy_parameters(epsilon, min(delta, 1 - 1e-12), epsilon / 64 or 1.0),)
+@dataclass(frozen=True)
+class Proof:
+    """An ε at its δ, the losses that it is read off, and the name of the theorem that proves it
+    (:data:`~dpscaffold.privacy.page.THEOREMS`); ``summands`` are those that were added."""
+
+    epsilon: float
+    delta: float
+    losses: Laws
+    theorem: str
+    summands: tuple[Proof, ...] = ()
+
+    @classmethod
+    def of_sum(cls, epsilon: float, delta: float, theorem: str = "sum") -> Proof:
+        """From an ε and its δ alone."""
+        laws = (privacy_parameters(epsilon, min(delta, 1 - 1e-12), epsilon / 64 or 1.0),)
+        return cls(epsilon, delta, laws, theorem)
+
+    @classmethod
+    def of_losses(cls, losses: Laws, delta: float, theorem: str) -> Proof:
+        """From losses, at this δ."""
+        return cls(max(law.epsilon(delta) for law in losses), delta, losses, theorem)
+
+    @property
+    def guess(self) -> float:
+        """How often the best guess whether a record was used is right, at even odds."""
+        return guess(self.losses)
+
+    def of_pairs(self) -> float:
+        """ε of two changes, one after another; that of a sum is the sum."""
+        if self.summands:
+            return added(one.of_pairs() for one in self.summands)
+        return TradeOff.of(self.losses).epsilon(self.delta, group=2)
+
+
+def sum_of(proofs: Sequence[Proof], theorem: str = "sum") -> Proof:
+    """Of mechanisms that were chosen one after another: ε and δ add."""
+    if len(proofs) == 1:
+        return proofs[0]
+    delta = added(proof.delta for proof in proofs)
+    found = Proof.of_sum(added(proof.epsilon for proof in proofs), delta, theorem)
+    return replace(found, summands=tuple(proofs))
 
 
 def over_the_draw(
     parts: Sequence[Part], name: str, colluders: int = 1, fixed_in_advance: bool = False
-) -> tuple[float, Laws]:
-    """ε of all parts against the adversary of that name, at the sum of their δ, and the losses that
-    it was read off.
+) -> Proof:
+    """ε of all parts against the adversary of that name, at the sum of their δ.
 
     >>> from dpscaffold.privacy import describe
     >>> run = describe(rounds=100, local_steps=5, users=60, cohort_size=12, records=800,
     ...                batch_sizes=160, noise=10)
     >>> parts = [Part(run, 100), Part(run, 100)]
-    >>> once, _ = over_the_draw(parts[:1], "server")
-    >>> twice, _ = over_the_draw(parts, "server")
-    >>> fixed, _ = over_the_draw(parts, "server", fixed_in_advance=True)
+    >>> once = over_the_draw(parts[:1], "server").epsilon
+    >>> twice = over_the_draw(parts, "server").epsilon
+    >>> fixed = over_the_draw(parts, "server", fixed_in_advance=True).epsilon
     >>> twice == 2 * once, fixed < 0.8 * twice
     (True, True)
     """
-    delta = added(part.run.delta for part in parts)
-    whos = [part.against(name, colluders) for part in parts]
-    if len(parts) == 1:
-        return parts[0].epsilon(whos[0]), parts[0].losses(whos[0])
-    if fixed_in_advance:
-        each = [part.losses(who, worst=True) for part, who in zip(parts, whos, strict=True)]
-        laws = convolved(each)
-        return max(law.epsilon(delta) for law in laws), laws
-    value = added(part.epsilon(who) for part, who in zip(parts, whos, strict=True))
-    return value, law_of_sum(value, delta)
+    if not fixed_in_advance or len(parts) == 1:
+        return sum_of([part.over_the_draw(part.against(name, colluders)) for part in parts])
+    laws = convolved([part.worst_losses(part.against(name, colluders)) for part in parts])
+    return Proof.of_losses(laws, total_delta(parts), "convolved")
 
 
 def given_the_draw(
     parts: Sequence[Part], name: str = "server", fixed_in_advance: bool = False
-) -> tuple[float, Laws]:
+) -> Proof:
     """The same given who took part, for the user that spent most: each user's sum over the parts.
 
     Where the records cannot be compared, the largest of each part add.
     """
     alone = ALONE if name == ALONE.name else None
+    delta = total_delta(parts)
     if len(parts) == 1:
         ledger = parts[0].charged()
-        laws = ledger.losses(alone)
-        return ledger.largest(alone), laws or law_of_sum(ledger.largest(alone), ledger.run.delta)
-    delta = added(part.run.delta for part in parts)
+        value, laws = ledger.largest(alone), ledger.losses(alone)
+        return Proof(value, delta, laws, "given") if laws else Proof.of_sum(value, delta, "given")
     if fixed_in_advance:
         laws = convolved([part.losses_given(part.against(name)) for part in parts])
-        return max(law.epsilon(delta) for law in laws), laws
+        return Proof.of_losses(laws, delta, "given")
     if _of_same_users(parts) or parts[0].people:
         value = float(spent_by_users(parts, alone).max())
     else:
         value = added(part.charged().largest(alone) for part in parts)
-    return value, law_of_sum(value, delta)
+    return Proof.of_sum(value, delta, "given")
+
+
+def total_delta(parts: Sequence[Part]) -> float:
+    """The δ of all parts together."""
+    return added(part.run.delta for part in parts)
 
 
 def _of_same_users(parts: Sequence[Part]) -> bool:
@@ -194,7 +238,7 @@ def by_person(each: Sequence[NDArray[Any]], people: Sequence[Sequence[str]] = ()
     return found
 
 
-def within_cap(parts: Sequence[Part], times: int) -> tuple[float, Laws]:
+def within_cap(parts: Sequence[Part], times: int) -> Proof:
     """ε of every user that takes part at most ``times`` times in all parts, whatever selection and
     stopping look at; at the sum of their δ.
 
@@ -211,17 +255,17 @@ def within_cap(parts: Sequence[Part], times: int) -> tuple[float, Laws]:
             hidden.setdefault(name, []).append(steps[part.run.place(user)])
     run = replace(
         parts[-1].run,
-        delta=added(part.run.delta for part in parts),
+        delta=total_delta(parts),
         local_steps=max(part.run.local_steps for part in parts),
     )
     most = times + max(part.run.extra for part in parts)
-    costs = tuple(cost.if_others_collude for part in parts for cost in part.costs)
+    costs = tuple(cost for part in parts for cost in costs_towards(part.costs, ALONE))
     worst = set(rounded_steps([worst_step(own) for own in hidden.values()]))
     value = max(step_epsilon(run, SERVER, step, None, most, costs) for step in worst)
     laws = tuple(
         with_costs(law, costs) for step in worst for law in step_laws(run, SERVER, step, times=most)
     )
-    return value, laws
+    return Proof(value, run.delta, laws, "cap")
 
 
 def convolved(each: Sequence[Laws]) -> Laws:

@@ -142,7 +142,7 @@ def epsilon_of_all(trials: Trials) -> dict[str, float]:
     known = {name for run in trials.candidates for name in adversaries(run)}
     names = [name for name in ("server", "participant", ALONE.name) if name in known]
     return {
-        name: over_the_draw(parts, name, trials.colluders, fixed_in_advance=True)[0]
+        name: over_the_draw(parts, name, trials.colluders, fixed_in_advance=True).epsilon
         for name in names
     }
 

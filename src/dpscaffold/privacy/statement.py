@@ -9,19 +9,20 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dpscaffold.privacy.accounting import Laws, capped, epsilons_by_group, losses
+from dpscaffold.privacy.accounting import Laws, epsilons_by_group
 from dpscaffold.privacy.adversary import adversaries, no_guarantee, noise_seen
 from dpscaffold.privacy.mechanism import Mechanism
 from dpscaffold.privacy.page import Guarantee, Held, JournalHead, StatedPart, Statement
 from dpscaffold.privacy.parts import (
     Part,
-    added,
+    Proof,
     check_addable,
     given_the_draw,
-    law_of_sum,
     over_the_draw,
     shared_draw,
     shared_noise,
+    sum_of,
+    total_delta,
     within_cap,
 )
 from dpscaffold.privacy.preparation import (
@@ -91,64 +92,65 @@ def state(parts: Sequence[Part], facts: Facts = Facts()) -> Statement:
     >>> round(said.epsilon, 2), said.towards("server").theorem
     (0.86, '1')
     """
-    steps = prepared(facts.preparation, parts[0].run.unit if parts else "record")
+    begun = [part for k, part in enumerate(parts) if k == 0 or part.rounds]
     said = Statement(
         held=facts.held,
-        users=parts[-1].run.users if parts else 0,
         seeded=facts.seeded,
-        preparation=steps,
+        preparation=prepared(facts.preparation, begun[0].run.unit if begun else "record"),
+        outside=_outside(begun, facts),
         planned=facts.planned,
         journal=facts.journal,
     )
-    if not parts:
-        reason = "the run is not private (no clipping, no noise)"
-        return replace(said, reason=reason, outside=_outside(parts, facts))
-    begun = [part for k, part in enumerate(parts) if k == 0 or part.rounds]
+    if not begun:
+        return replace(said, reason="the run is not private (no clipping, no noise)")
     check_addable(begun)
-    delta = added(part.run.delta for part in begun)
     said = replace(
         said,
-        delta=delta,
+        users=parts[-1].run.users,
+        delta=total_delta(begun),
         neighbours=begun[0].run.neighbours,
         unit=begun[0].run.unit,
-        outside=_outside(begun, facts, delta),
         needs=_needs(begun, facts),
+        parts=tuple(_stated(part, facts, len(begun) > 1) for part in begun),
     )
-    reasons = [no_guarantee(part.run) for part in begun]
-    why_not = next(filter(None, reasons), None) or _delta_spent(begun) or shared_noise(begun)
-    if why_not is not None:
-        return replace(said, reason=why_not, parts=_stated(begun, facts))
-    known = all(part.ledger is not None for part in begun)
-    if not known and (one_draw := shared_draw(begun)):
-        return replace(said, reason=one_draw, parts=_stated(begun, facts))
-    if not begun[0].people and _unequal(begun):
-        said = replace(said, by_group=_by_group(begun))
-    found = [_towards(begun, facts, name, known) for name in adversaries(begun[-1].run)]
+    if reason := _why_nothing(begun):
+        return replace(said, reason=reason)
+    found = [_towards(begun, facts, name) for name in adversaries(begun[-1].run)]
     proved: dict[str, Laws] = {}
-    for one, laws in found:
+    for one, proof in found:
         if one.epsilon is not None:
-            proved[one.theorem] = (*proved.get(one.theorem, ()), *laws)
-    curves = {theorem: _curve(laws) for theorem, laws in proved.items()}
+            proved[proof.theorem] = (*proved.get(proof.theorem, ()), *proof.losses)
     guarantees = [one for one, _ in found]
-    if _may_be_ground(begun, facts):
+    if facts.held == "sites" and any(part.run.user_ratio < 1 for part in begun):
         honest = f"{guarantees[0].words}, if it follows the protocol"
         guarantees[:1] = [replace(guarantees[0], words=honest), _hostile(begun)]
     return replace(
         said,
         guarantees=tuple(guarantees),
-        curves=curves,
-        parts=_stated(begun, facts),
-        quotes_given=known and _draw_known(begun, facts),
+        by_group=_by_group(begun),
+        curves={theorem: _curve(laws) for theorem, laws in proved.items()},
+        quotes_given=_have_run(begun) and _draw_known(begun, facts),
     )
 
 
-def _delta_spent(parts: Sequence[Part]) -> str | None:
+def _have_run(parts: Sequence[Part]) -> bool:
+    """Whether it is known who took part in every part."""
+    return all(part.ledger is not None for part in parts)
+
+
+def _why_nothing(parts: Sequence[Part]) -> str | None:
+    """Why nothing is guaranteed, or None."""
+    reasons = [no_guarantee(part.run) or _delta_spent(part) for part in parts]
+    reason = next(filter(None, reasons), None) or shared_noise(parts)
+    return reason if reason or _have_run(parts) else shared_draw(parts)
+
+
+def _delta_spent(part: Part) -> str | None:
     """Why nothing is left for the training, or None."""
-    for part in parts:
-        if sum(cost.delta for cost in part.costs) >= part.run.delta:
-            names = ", ".join(cost.name for cost in part.costs if cost.delta)
-            return f"δ = {part.run.delta:.3g} is spent by other mechanisms ({names})"
-    return None
+    if sum(cost.delta for cost in part.costs) < part.run.delta:
+        return None
+    names = ", ".join(cost.name for cost in part.costs if cost.delta)
+    return f"δ = {part.run.delta:.3g} is spent by other mechanisms ({names})"
 
 
 def _draw_known(parts: Sequence[Part], facts: Facts) -> bool:
@@ -169,14 +171,9 @@ def of_winner(
     """The statement of the winner of a private tuning, for whoever is given the winner alone; the
     δ is the run's."""
     said = state([Part(run, run.rounds)], Facts(held="one computer", preparation=tuple(steps)))
-    curve = TradeOff.of(law_of_sum(epsilon, run.delta)) if math.isfinite(epsilon) else None
-    winner = Guarantee(
-        "third_party",
-        "anybody who is given the winner alone",
-        _finite(epsilon),
-        "selection",
-        None if curve is None else 0.5 + curve.advantage() / 2,
-    )
+    words, finite = "anybody who is given the winner alone", math.isfinite(epsilon)
+    guess = Proof.of_sum(epsilon, run.delta).guess if finite else None
+    winner = Guarantee("third_party", words, _finite(epsilon), "selection", guess)
     trials = ("trials", "How many trials there were, their scores and how long they took.")
     more = (("preparation", sentence) for sentence in outside)
     return replace(
@@ -188,94 +185,65 @@ def of_winner(
     )
 
 
-def _towards(parts: Sequence[Part], facts: Facts, name: str, known: bool) -> tuple[Guarantee, Laws]:
-    """What is promised towards one adversary, and the losses behind it."""
+def _towards(parts: Sequence[Part], facts: Facts, name: str) -> tuple[Guarantee, Proof]:
+    """What is promised towards one adversary, and its proof."""
     run = parts[-1].released
     who = adversaries(run, facts.colluders)[name]
     seen = noise_seen(run, who)
-    value, laws = over_the_draw(parts, name, facts.colluders, facts.fixed_in_advance)
-    theorem = seen.theorem
-    if len(parts) > 1:
-        theorem = "convolved" if facts.fixed_in_advance else "sum"
-    given, given_laws = math.nan, laws
-    if known:
-        given, given_laws = given_the_draw(parts, name, facts.fixed_in_advance)
+    proof = over_the_draw(parts, name, facts.colluders, facts.fixed_in_advance)
+    given = given_the_draw(parts, name, facts.fixed_in_advance) if _have_run(parts) else None
     if facts.cap and len(parts) > 1:
-        most, most_laws = within_cap(parts, facts.cap)
-        if most < value:
-            value, laws, theorem = most, most_laws, "cap"
-        if known and most < given:
-            given, given_laws = most, most_laws
-    if shared_draw(parts):
-        value = math.nan
-    curve = TradeOff.of(laws) if math.isfinite(value) else None
-    given_curve = TradeOff.of(given_laws) if math.isfinite(given) else None
-    shown = given_curve if curve is None else curve
+        capped = within_cap(parts, facts.cap)
+        proof, given = _better(proof, capped), given and _better(given, capped)
+    over = None if shared_draw(parts) else proof
+    value, guess = _read(over)
+    value_given, guess_given = _read(given)
     guarantee = Guarantee(
         name,
         who.words,
-        _finite(value),
-        theorem,
-        guess=None if curve is None else 0.5 + curve.advantage() / 2,
-        replace_one=_replacing(parts, name, facts, theorem, shown),
-        given=_finite(given),
-        given_guess=None if given_curve is None else 0.5 + given_curve.advantage() / 2,
+        value,
+        proof.theorem,
+        guess,
+        replace_one=_replacing(parts, over or given),
+        given=value_given,
+        given_guess=guess_given,
         not_more=None if seen.theorem != "1" or who.sees == "uploads" else seen.not_more,
         knows=who.knows,
     )
-    return guarantee, laws
+    return guarantee, proof
 
 
-def _replacing(
-    parts: Sequence[Part], name: str, facts: Facts, theorem: str, curve: TradeOff | None
-) -> float | None:
+def _better(proof: Proof, capped: Proof) -> Proof:
+    return capped if capped.epsilon < proof.epsilon else proof
+
+
+def _read(proof: Proof | None) -> tuple[float | None, float | None]:
+    """ε and how often a guess is right, where there is a proof."""
+    return (None, None) if proof is None else (proof.epsilon, proof.guess)
+
+
+def _replacing(parts: Sequence[Part], proof: Proof | None) -> float | None:
     """ε for replacing one record by another, where ε is for removing a record's content, or for
     adding or removing it: two such changes lead from one dataset to the other, so it is that of a
-    group of two. That of several parts is the sum, as their ε is."""
-    if parts[0].run.relation == "replace-one" or curve is None:
+    group of two."""
+    if proof is None or parts[0].run.relation == "replace-one":
         return None
-    if theorem == "sum":
-        each = (
-            TradeOff.of(part.losses(part.against(name, facts.colluders))).epsilon(
-                part.run.delta, group=2
-            )
-            for part in parts
-        )
-        return _finite(added(each))
-    return _finite(curve.epsilon(added(part.run.delta for part in parts), group=2))
-
-
-def _may_be_ground(parts: Sequence[Part], facts: Facts) -> bool:
-    """Whether a hostile server could choose among draws until it likes one."""
-    return facts.held == "sites" and any(part.run.user_ratio < 1 for part in parts)
+    return _finite(proof.of_pairs())
 
 
 def _hostile(parts: Sequence[Part]) -> Guarantee:
     """A server that need not follow the protocol: it has everybody take part in every round."""
-    whos = [part.against("server") for part in parts]
-    if len(parts) == 1:
-        (part,), (who,) = parts, whos
-        most, costs = part.released.rounds + part.released.extra, part.costs_towards(who)
-        value = capped(part.released, who, costs)
-        laws = losses(part.released, who, None, most, costs)
-    else:
-        value = added(
-            capped(part.released, who, part.costs_towards(who))
-            for part, who in zip(parts, whos, strict=True)
-        )
-        laws = law_of_sum(value, added(part.run.delta for part in parts))
+    proof = sum_of([part.for_everybody() for part in parts], "cap")
     words = "a hostile server, which may choose who takes part"
-    guess = 0.5 + TradeOff.of(laws).advantage() / 2
-    return Guarantee("hostile", words, _finite(value), "cap", guess)
-
-
-def _unequal(parts: Sequence[Part]) -> bool:
-    return any(part.run.unequal for part in parts)
+    return Guarantee("hostile", words, proof.epsilon, "cap", proof.guess)
 
 
 def _by_group(parts: Sequence[Part]) -> tuple[float, ...]:
     """ε over the draw towards the server of each group of users, the sum over the parts. Users who
-    are alike in one part may differ in another; none where the parts are of other users."""
+    are alike in one part may differ in another; none where all have the same noise, or the parts
+    are of other users."""
+    if parts[0].people or not any(part.run.unequal for part in parts):
+        return ()
     each = [
         np.array(epsilons_by_group(part.released, part.against("server"), part.rounds, part.costs))
         for part in parts
@@ -290,11 +258,7 @@ def _by_group(parts: Sequence[Part]) -> tuple[float, ...]:
     return tuple(sum(one[kind] for one, kind in zip(each, kinds, strict=True)).tolist())
 
 
-def _stated(parts: Sequence[Part], facts: Facts) -> tuple[StatedPart, ...]:
-    return tuple(_stated_part(part, facts, len(parts) > 1) for part in parts)
-
-
-def _stated_part(part: Part, facts: Facts, several: bool) -> StatedPart:
+def _stated(part: Part, facts: Facts, several: bool) -> StatedPart:
     """One part, without the list of each user's group, which may be long."""
     released = part.released
     counts: dict[int, int] = {}
@@ -303,20 +267,12 @@ def _stated_part(part: Part, facts: Facts, several: bool) -> StatedPart:
         users = np.bincount(part.ledger.participations)
         counts = {int(n): int(users[n]) for n in np.flatnonzero(users)}
         most = tuple(part.ledger.most_by_group().tolist())
-    epsilons: dict[str, float | None] = {}
+    epsilons: dict[str, float] = {}
     if several and no_guarantee(released) is None:
-        names = adversaries(released, facts.colluders)
-        epsilons = {name: _finite(part.epsilon(who)) for name, who in names.items()}
-    return StatedPart(
-        mechanism={**replace(released, membership=()).to_dict(), "membership": []},
-        rounds=part.rounds,
-        name=part.name,
-        delta=part.run.delta,
-        costs=part.costs,
-        most_often=most,
-        participations=counts,
-        epsilons=epsilons,
-    )
+        known = adversaries(released, facts.colluders)
+        epsilons = {name: part.over_the_draw(who).epsilon for name, who in known.items()}
+    stored = replace(released, membership=())
+    return StatedPart(stored, part.rounds, part.name, part.costs, most, counts, epsilons)
 
 
 def _curve(laws: Laws) -> tuple[float, tuple[float, ...]]:
@@ -333,12 +289,10 @@ def _rounded_up(value: float, digits: int = 4) -> float:
     return float(f"{math.ceil(value / step) * step:.{digits}g}")
 
 
-def _outside(
-    parts: Sequence[Part], facts: Facts, delta: float | None = None
-) -> tuple[tuple[str, str], ...]:
+def _outside(parts: Sequence[Part], facts: Facts) -> tuple[tuple[str, str], ...]:
     """What no ε covers."""
     found: list[tuple[str, str]] = []
-    if parts and delta is not None and (note := large_delta(parts[0].run, delta)):
+    if parts and (note := large_delta(parts[0].run, total_delta(parts))):
         found.append(("large-delta", note))
     if facts.seeded:
         found.append(("seed", SEEDED))

@@ -132,7 +132,7 @@ def epsilon_alone(found: Recommendation) -> float | None:
     run = found.setting.describe()
     if run is None or run.secure is None:
         return None
-    return Part(run, run.rounds, None, _costs(found)).epsilon(ALONE)
+    return Part(run, run.rounds, None, _costs(found)).over_the_draw(ALONE).epsilon
 
 
 def _costs(found: Recommendation) -> tuple[Cost, ...]:

@@ -180,7 +180,7 @@ class Account:
 
     def most_within_cap(self) -> float:
         """The ε that no user exceeds in all parts by its own rule; infinite without one."""
-        return within_cap(self.released, self.cap)[0] if self.cap else math.inf
+        return within_cap(self.released, self.cap).epsilon if self.cap else math.inf
 
     def after(self, earlier: Account, people: People) -> Account:
         """This account together with that of the run that it continues."""
