@@ -35,7 +35,7 @@ from dpscaffold.privacy import (
     solve_noise_for_guess,
     state,
 )
-from dpscaffold.privacy.mechanism import Sampling, Unit
+from dpscaffold.privacy.mechanism import Sampling, Unit, check_delta
 from dpscaffold.runs.budget_file import BudgetFile, BudgetFileContents
 from dpscaffold.runs.data_key import KEY, read_key
 from dpscaffold.runs.journal import Journal
@@ -252,6 +252,7 @@ def _of_run(folder: Path, delta: float | None, several: bool = False) -> Subject
     """A run folder: its ledger holds the description of the run, so nothing else is needed."""
     account = read_account(folder)
     if delta is not None:
+        check_delta("delta", delta)
         account = account.at_delta(delta)
     parts = tuple(account.released)
     if several:
@@ -277,10 +278,9 @@ def _of_configuration(path: Path, delta: float | None) -> Subject:
     settings = load(path)
     federation = load_federation(settings.data)
     setting = settings.setting(federation, Plan().rate)  # no step size costs privacy
-    run, limits = setting.describe(), settings.privacy
+    run, limits = setting.describe(delta), settings.privacy
     if run is None or limits is None:
         return Subject(str(path), (), Facts(preparation=federation.preparation))
-    run = run if delta is None else replace(run, delta=delta)
     costs, unprotected = charged(federation.preparation, run)
     drawn = setting.seed().drawn
     part = Part(run, run.rounds, None, costs, str(path), setting.secret, drawn, source=str(path))

@@ -13,7 +13,6 @@ from .adversary import participants as participants
 from .adversary import unproved as unproved
 from .costs import Cost as Cost
 from .ledger import Ledger as Ledger
-from .mechanism import GaussianMechanism as GaussianMechanism
 from .mechanism import Group as Group
 from .mechanism import Mechanism as Mechanism
 from .mechanism import SecureSums as SecureSums

@@ -10,15 +10,15 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from functools import cache, cached_property
-from itertools import repeat
-from typing import Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
 
 from dpscaffold.errors import BadInput
 
@@ -36,6 +36,10 @@ Relation = Literal["replace-one", "zero-out", "add-remove"]
 RECORDS: Literal["1/records"] = "1/records"
 Delta = float | Literal["1/records"]
 
+#: A number of rounds, steps or users.
+Count = Annotated[int, Field(ge=1)]
+_STRICT = ConfigDict(extra="forbid", strict=True)
+
 #: The least and the most σ_g that a run may have, besides 0.
 LEAST_NOISE, MOST_NOISE = 1e-9, 1e7
 #: The least noise of a step that anything is stated of: less hides nothing.
@@ -48,36 +52,18 @@ PAIRS: dict[Relation, str] = {
 }
 
 
-@dataclass(frozen=True)
-class GaussianMechanism:
-    """The noised step: a batch of b of a user's R records, each gradient clipped to C, and noise
-    (2C/b)·N(0, σ_g²) on their mean.
+def noise_scale(noise: float, unit: Unit, clip: Any, batch: Any) -> Any:
+    """The standard deviation of the noise on the mean: 2Cσ_g/b, or 2Cσ_g towards whole users.
 
-    For ``unit="user"`` the noise is 2C·N(0, σ_g²) and a user's whole dataset is the unit. What
-    trains and what is accounted (:class:`Mechanism`) share these four fields.
-
-    >>> GaussianMechanism(clip=1.0, noise=60.0).scale(clip=1.0, batch=800)
+    >>> noise_scale(60.0, "record", clip=1.0, batch=800)
     0.15
     """
-
-    clip: Clip = 1.0
-    noise: float = 1.0
-    sampling: Sampling = "fixed"
-    unit: Unit = "record"
-
-    def scale(self, clip: Any, batch: Any) -> Any:
-        """The standard deviation of the noise on the mean."""
-        return noise_scale(self.noise, self.unit, clip, batch)
-
-
-def noise_scale(noise: float, unit: Unit, clip: Any, batch: Any) -> Any:
-    """The standard deviation of the noise on the mean: 2Cσ_g/b, or 2Cσ_g towards whole users."""
     if noise == 0:
         return 0.0 * batch
     return 2 * clip * noise / (batch if unit == "record" else 1)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=_STRICT)
 class Group:
     """Users that hold the same number of records and draw the same number of them: R_i, b_i, how
     many.
@@ -88,9 +74,23 @@ class Group:
 
     records: int
     batch: int
-    users: int
-    louder: float = 1.0
-    weight: float = 1.0
+    users: Annotated[int, Field(ge=1)]
+    louder: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
+    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+
+    def __post_init__(self) -> None:
+        if self.batch < 1:
+            raise BadInput(
+                "empty-batch",
+                f"a user with {self.records} records draws a batch of {self.batch}; raise "
+                f"data_ratio so that every batch holds at least 1 record",
+            )
+        if self.batch > self.records:
+            raise BadInput(
+                "batch-too-large",
+                f"records={self.records} is fewer than the batch of {self.batch}; a batch may hold "
+                f"at most all of a user's records",
+            )
 
     @property
     def rate(self) -> float:
@@ -98,7 +98,7 @@ class Group:
         return self.batch / self.records
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=_STRICT)
 class SecureSums:
     """The server sees sums over lists of at least ``least`` users, and at most ``colluders`` users
     share what they know with it.
@@ -111,15 +111,23 @@ class SecureSums:
     least: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Mechanism(GaussianMechanism):
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class Mechanism:
     """T rounds of a Gaussian mechanism; in each, m of M users drawn uniformly take part with K
     steps. Build it with :func:`describe`.
+
+    One step takes a batch of b of a user's R records, clips each gradient to C and adds noise
+    (2C/b)·N(0, σ_g²) to their mean. With ``unit="user"`` the noise is 2C·N(0, σ_g²), and a user's
+    whole dataset is the unit.
 
     Every field is one that the theorems of :mod:`dpscaffold.privacy.adversary` read; a description
     with any other field cannot be made.
 
     Attributes:
+        clip: C.
+        noise: σ_g.
+        sampling: Batches of a fixed size, or Poisson batches.
+        unit: What is protected.
         rounds: T, warm-start rounds included.
         local_steps: K.
         users: M.
@@ -143,16 +151,18 @@ class Mechanism(GaussianMechanism):
             run again with fresh noise. Each counts as one more participation of every user.
     """
 
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
-
-    rounds: int
-    local_steps: int
-    users: int
-    cohort_size: int
+    clip: Annotated[float, Field(gt=0)] | Literal["median"] = 1.0
+    noise: float = 1.0
+    sampling: Sampling = "fixed"
+    unit: Unit = "record"
+    rounds: Count
+    local_steps: Count
+    users: Count
+    cohort_size: Count
     groups: tuple[Group, ...]
     memory: bool
     weighting: Weighting
-    delta: float
+    delta: Annotated[float, Field(gt=0, lt=1)]
     membership: tuple[int, ...] = ()
     declines: str | None = None
     declared_sizes: bool = False
@@ -160,10 +170,32 @@ class Mechanism(GaussianMechanism):
     unproved_hooks: tuple[str, ...] = ()
     query: Query = "gradients"
     secure: SecureSums | None = None
-    extra: int = 0
+    extra: Annotated[int, Field(ge=0)] = 0
 
     def __post_init__(self) -> None:
-        check(self)
+        check_noise("noise", self.noise)
+        check_noise("noise times louder", self.noise * max(group.louder for group in self.groups))
+        if self.noise and self.clip == math.inf:
+            raise BadInput("out-of-range", "clip=inf does not bound a gradient; give a number")
+        if self.cohort_size > self.users:
+            raise BadInput(
+                "out-of-range",
+                f"cohort_size={self.cohort_size} cannot be drawn from {self.users} users; give at "
+                f"most that many",
+            )
+        if min(group.louder for group in self.groups) != 1.0:
+            raise BadInput(
+                "out-of-range",
+                "louder is sigma_i over the smallest sigma of a run; give 1 for the smallest",
+            )
+        if not _is_partition(self.groups, self.membership, self.users):
+            raise BadInput(
+                "count-differs",
+                f"groups and membership do not put each of the {self.users} users into one group; "
+                f"describe the run again",
+            )
+        if self.secure is not None:
+            _check_lists(self.secure, self.cohort_size)
 
     def __hash__(self) -> int:
         return self._hash
@@ -245,14 +277,12 @@ class Mechanism(GaussianMechanism):
         True
         """
         try:
-            return _stored().validate_json(json.dumps(dict(values)), strict=True)
+            return _stored().validate_json(json.dumps(dict(values)))
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"])
             raise BadInput(
                 "run-damaged",
-                f"the stored description of the run cannot be read ({where}: {first['msg']}); "
-                f"restore the file",
+                f"the stored description of the run cannot be read ({_mistake_of(error)}); restore "
+                f"the file",
             ) from error
 
 
@@ -261,99 +291,36 @@ def _stored() -> TypeAdapter[Mechanism]:
     return TypeAdapter(Mechanism)
 
 
-def check(run: Mechanism) -> None:
-    """Refuse a description that nothing could run, naming the argument, its value and what would
-    do."""
-    for name in ("rounds", "local_steps", "users", "cohort_size"):
-        if getattr(run, name) < 1:
-            raise BadInput(
-                "out-of-range",
-                f"{name}={getattr(run, name)} describes nothing that runs; give at least 1",
-            )
-    if run.cohort_size > run.users:
-        raise BadInput(
-            "out-of-range",
-            f"cohort_size={run.cohort_size} cannot be drawn from {run.users} users; give at "
-            f"most that many",
-        )
-    check_delta("delta", run.delta)
-    check_noise("noise", run.noise)
-    if run.clip != "median" and not 0 < float(run.clip) <= (math.inf if run.noise == 0 else 1e300):
-        raise BadInput(
-            "out-of-range",
-            f"clip={run.clip} does not bound a gradient; give a number above 0, or 'median'",
-        )
-    for name, allowed in _CHOICES.items():
-        if getattr(run, name) not in allowed:
-            raise BadInput(
-                "unknown-choice",
-                f"{name}={getattr(run, name)!r} is unknown; give {' or '.join(map(repr, allowed))}",
-            )
-    check_batches([g.records for g in run.groups], [g.batch for g in run.groups])
-    _check_groups(run)
-    _check_attempts(run)
+def _mistake_of(error: ValidationError) -> BadInput:
+    """What is wrong first, in one sentence that names the field and its value."""
+    first = error.errors()[0]
+    known = first.get("ctx", {}).get("error")
+    if isinstance(known, BadInput):
+        return known
+    code = "unknown-choice" if first["type"] == "literal_error" else "out-of-range"
+    field = next((str(name) for name in reversed(first["loc"]) if str(name).isidentifier()), "")
+    return BadInput(code, f"{field}={first['input']!r:.60} cannot be run: {first['msg']}")
 
 
-def _check_groups(run: Mechanism) -> None:
-    """Refuse noise below the run's σ_g, weights that are none, and users in no group."""
-    if sum(group.users for group in run.groups) != run.users:
-        raise BadInput(
-            "count-differs",
-            f"the groups hold {sum(g.users for g in run.groups)} users of {run.users}; all must "
-            f"be in one",
-        )
-    if run.membership and not _fits(run):
-        raise BadInput(
-            "count-differs",
-            "membership does not give each user one of the groups; describe the run again",
-        )
-    if min(group.louder for group in run.groups) != 1.0 or not all(
-        run.noise * group.louder <= MOST_NOISE for group in run.groups
-    ):
-        raise BadInput(
-            "out-of-range",
-            "louder is sigma_i over the smallest sigma of a run: give finite numbers, the smallest "
-            "of which is 1",
-        )
-    if not all(math.isfinite(group.weight) and group.weight > 0 for group in run.groups):
-        raise BadInput(
-            "out-of-range", "weight is a user's weight in the mean; give finite numbers above 0"
-        )
+def _is_partition(groups: Sequence[Group], membership: Sequence[int], users: int) -> bool:
+    """Whether each user is in one group, and every group has as many as it says."""
+    sizes = [group.users for group in groups]
+    if sum(sizes) != users or not membership:
+        return sum(sizes) == users
+    places = np.array(membership)
+    within = places.min() >= 0 and places.max() < len(groups)
+    return bool(within) and np.bincount(places, minlength=len(groups)).tolist() == sizes
 
 
-def _fits(run: Mechanism) -> bool:
-    """Whether the membership puts as many users into every group as it has."""
-    places = np.array(run.membership)
-    if places.min() < 0 or places.max() >= len(run.groups):
-        return False
-    counts = np.bincount(places, minlength=len(run.groups))
-    return all(int(n) == group.users for n, group in zip(counts, run.groups, strict=True))
-
-
-def _check_attempts(run: Mechanism) -> None:
+def _check_lists(secure: SecureSums, cohort_size: int) -> None:
     """Refuse lists in which fewer than two honest members hide each other."""
-    if run.extra < 0:
-        raise BadInput(
-            "out-of-range", f"extra={run.extra} is no number of attempts; give 0 or more"
-        )
-    if run.secure is None:
-        return
-    least, colluders = run.secure.least, run.secure.colluders
-    if colluders < 0 or least - colluders < 2 or least > run.cohort_size:
+    if secure.colluders < 0 or secure.least - secure.colluders < 2 or secure.least > cohort_size:
         raise BadInput(
             "too-few-sites",
-            f"secure sums of at least {least} users, {colluders} of them colluders, where "
-            f"{run.cohort_size} take part; give at least 2 more users than colluders, and at most "
-            f"as many as take part",
+            f"secure sums of at least {secure.least} users, {secure.colluders} of them colluders, "
+            f"where {cohort_size} take part; give at least 2 more users than colluders, and at "
+            f"most as many as take part",
         )
-
-
-_CHOICES = {
-    "sampling": get_args(Sampling),
-    "unit": get_args(Unit),
-    "weighting": get_args(Weighting),
-    "query": get_args(Query),
-}
 
 
 def check_delta(name: str, delta: float) -> None:
@@ -374,23 +341,6 @@ def check_noise(name: str, noise: float) -> None:
             "noise-out-of-range",
             f"{name} is {noise:g}, {much}; give a number from {LEAST_NOISE:g} to {MOST_NOISE:g}",
         )
-
-
-def check_batches(sizes: Iterable[int], draws: Iterable[int]) -> None:
-    """Refuse batches that hold nobody, or more than there are."""
-    for records, batch in dict.fromkeys(zip(sizes, draws, strict=True)):
-        if batch < 1:
-            raise BadInput(
-                "empty-batch",
-                f"a user with {records} records draws a batch of {batch}; raise data_ratio so "
-                f"that every batch holds at least 1 record",
-            )
-        if batch > records:
-            raise BadInput(
-                "batch-too-large",
-                f"records={records} is fewer than the batch of {batch}; a batch may hold at most "
-                f"all of a user's records",
-            )
 
 
 Counts = Sequence[int] | NDArray[np.integer[Any]] | int
@@ -435,40 +385,43 @@ def describe(
     """
     if users < 1:
         raise BadInput("out-of-range", f"users={users} leaves nobody to protect; give at least 1")
-    sizes = _each("records", records, users)
-    draws = _each("batch_sizes", batch_sizes, users)
-    if unit == "user":  # neither may be revealed, and neither matters
-        check_batches(sizes, draws)
-        sizes = draws = _each("records", 1, users)
     if (weights is not None) != (weighting == "noise"):
         raise BadInput(
             "missing-argument",
             f"weights belong to weighting='noise', and weighting is {weighting!r}; give both",
         )
+    sizes, draws = _each("records", records, users), _each("batch_sizes", batch_sizes, users)
     own = (_each("louder", louder or 1.0, users), _each("weights", weights or 1.0, users))
-    counts = Counter(zip(sizes, draws, *own, strict=True))
-    groups = tuple(Group(r, b, n, float(a), float(w)) for (r, b, a, w), n in counts.items())
-    places = {kind: place for place, kind in enumerate(counts)}
-    kinds = zip(sizes, draws, *own, strict=True) if len(groups) > 1 else ()
-    return Mechanism(
-        users=users,
-        groups=groups,
-        membership=tuple(places[kind] for kind in kinds),
-        noise=float(noise),
-        clip=clip if clip == "median" else float(clip),
-        unit=unit,
-        weighting=weighting,
-        memory=memory,
-        delta=_delta(delta, sum(group.records * group.users for group in groups)),
-        **others,
-    )
+    try:
+        if unit == "user":  # neither may be revealed, and neither matters
+            _ = [Group(size, draw, 1) for size, draw in set(zip(sizes, draws, strict=True))]
+            sizes = draws = [1] * users
+        kinds = list(zip(sizes, draws, *own, strict=True))
+        groups = tuple(
+            Group(records=size, batch=draw, users=n, louder=louder, weight=weight)
+            for (size, draw, louder, weight), n in Counter(kinds).items()
+        )
+        places = {kind: place for place, kind in enumerate(dict.fromkeys(kinds))}
+        return Mechanism(
+            users=users,
+            groups=groups,
+            membership=tuple(places[kind] for kind in kinds) if len(groups) > 1 else (),
+            noise=float(noise),
+            clip=clip,
+            unit=unit,
+            weighting=weighting,
+            memory=memory,
+            delta=_delta(delta, sum(group.records * group.users for group in groups)),
+            **others,
+        )
+    except ValidationError as error:
+        raise _mistake_of(error) from None
 
 
 def _delta(delta: Delta | None, protected: int) -> float:
     """δ as it is given, or from how many are protected."""
     if delta is None or delta == RECORDS:
-        # Without records there is no useful default; the checks say what is wrong.
-        return (1.0 if delta == RECORDS else 0.1) / protected if protected > 0 else 0.5
+        return (1.0 if delta == RECORDS else 0.1) / protected
     if isinstance(delta, str):
         raise BadInput(
             "unknown-choice", f"delta={delta!r} is unknown; give a number or {RECORDS!r}"
@@ -476,25 +429,13 @@ def _delta(delta: Delta | None, protected: int) -> float:
     return float(delta)
 
 
-@dataclass(frozen=True)
-class _Each:
-    """One number for each of many users, read some at a time so that no list of all is made."""
-
-    values: Any
-    users: int
-
-    def __iter__(self) -> Iterator[Any]:
-        if isinstance(self.values, int | float):
-            yield from repeat(self.values, self.users)
-            return
-        for start in range(0, self.users, 1 << 16):
-            yield from np.asarray(self.values[start : start + (1 << 16)]).tolist()
-
-
-def _each(name: str, values: Any, users: int) -> _Each:
-    if not isinstance(values, int | float) and len(values) != users:
+def _each(name: str, values: Any, users: int) -> list[Any]:
+    """One number for each user."""
+    given = np.asarray(values)
+    if given.ndim and len(given) != users:
         raise BadInput(
             "count-differs",
-            f"{name} has {len(values)} entries for {users} users; give one number, or one per user",
+            f"{name} has {len(given)} entries for {users} users; give one number, or one per user",
         )
-    return _Each(values, users)
+    found: list[Any] = np.broadcast_to(given, users).tolist()
+    return found
