@@ -52,9 +52,7 @@ POLICY = {
     "epsilon": "100000.0",
     "delta": "1e-2",
     "max_runs": "4",
-    "rehearsal": "true",
-    "max_participations": "1000",
-    "min_noise": "0.1",
+    "unprotected": "true",
     "max_parameters": "100_000_000",
     "algorithms": '["scaffold", "fedavg", "scaffold-balanced"]',
 }

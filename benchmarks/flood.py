@@ -114,7 +114,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=value)
     given = parser.parse_args()
     folder = Path(tempfile.mkdtemp())
-    policy = dict(POLICY) | {"max_participations": "1000", "epsilon": "5000.0"}
+    policy = dict(POLICY) | {"epsilon": "5000.0"}
     with LocalFederation(folder / "fed", site_data(demo_data(200)), policy) as local:
         local.start()
         tables, out = demo_tables(given.rounds), folder / "run"

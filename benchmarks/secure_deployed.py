@@ -54,11 +54,8 @@ POLICY = {
     "epsilon": "1e6",
     "delta": "1e-2",
     "max_runs": "100",
-    "rehearsal": "true",
-    "max_participations": "100000",
-    "min_noise": "0.1",
+    "unprotected": "true",
     "algorithms": '["fedavg"]',
-    "largest_value": "1e6",
 }
 #: Where a watched process notes what it sends, next to its other files.
 UPLOADS, SUMS = "uploads.txt", "sums.jsonl"

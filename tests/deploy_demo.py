@@ -30,8 +30,7 @@ POLICY = {
     "epsilon": "200.0",
     "delta": "1e-4",
     "max_runs": "4",
-    "rehearsal": "true",
-    "max_participations": "100",
+    "unprotected": "true",
 }
 ROUNDS = 15
 

@@ -93,7 +93,7 @@ def test_a_scaled_upload_is_refused_and_named(tmp_path, algorithm, kind, factor)
 
 def test_a_run_is_not_ended_by_one_site(tmp_path):
     """A factor of a million once, which put the model out of every site's range."""
-    world = World(tmp_path, "scaffold", privacy=SECRET, policy={"largest_value": 100.0}, rounds=6)
+    world = World(tmp_path, "scaffold", privacy=SECRET, rounds=6)
     world.enrol()
     scaled(world, "north", 1e6, "")
     world.drive()

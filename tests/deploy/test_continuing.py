@@ -440,9 +440,9 @@ def test_a_server_killed_in_the_rest_resumes_it(joined):
 
 
 def test_a_new_site_that_says_no_has_cost_nobody_anything(joined):
-    strict = joined.world.policies[joined.late].model_copy(update={"min_noise": 1e3})
+    strict = joined.world.policies[joined.late].model_copy(update={"max_parameters": 1})
     joined.world.policies[joined.late] = strict
-    with refuses("not-enrolled: policy-noise"):
+    with refuses("not-enrolled: policy-model"):
         joined.go_on()
     ledger = joined.world.ledger(joined.early[0])
     assert ledger.granted == [joined.run_in(joined.first)] and ledger.total == 2
@@ -454,9 +454,9 @@ def test_a_new_site_that_says_no_has_cost_nobody_anything(joined):
 def test_a_second_try_replaces_the_first_offer(joined):
     """Offers of the rest that never began are let go: they hold nothing, and do not pile up."""
     world, keep = joined.world, joined.world.policies[joined.late]
-    world.policies[joined.late] = keep.model_copy(update={"min_noise": 1e3})
+    world.policies[joined.late] = keep.model_copy(update={"max_parameters": 1})
     for k in range(4):
-        with refuses("not-enrolled: policy-noise"):
+        with refuses("not-enrolled: policy-model"):
             joined.go_on(out=joined.second.with_name(f"try{k}"))
     world.policies[joined.late] = keep
     name = joined.early[0]
@@ -651,10 +651,12 @@ def test_the_number_of_runs_counts_once(tmp_path):
 
 
 def test_a_stricter_policy_counts_what_was_used_before(joined):
-    """max_participations of 3, when 2 are used: one is left for the rest."""
+    """ε of 3 participations, when 2 are used: one is left for the rest."""
     name = joined.early[0]
     policy = joined.world.policies[name]
-    joined.world.policies[name] = policy.model_copy(update={"max_participations": 3})
+    joined.world.policies[name] = policy.model_copy(
+        update={"epsilon": joined.world.cost(name, 3, joined.run_in(joined.first))}
+    )
     joined.go_on()
     assert joined.world.ledger(name).total == 3
 

@@ -249,7 +249,8 @@ def test_the_budget_may_end_in_mid_run(tmp_path):
     world = World(tmp_path, "scaffold", privacy=SECRET, rounds=6, user_ratio=1.0)
     world.enrol()
     world.drive(2)
-    world.policies["north"] = world.policies["north"].model_copy(update={"max_participations": 3})
+    stricter = {"epsilon": world.cost("north", 3)}
+    world.policies["north"] = world.policies["north"].model_copy(update=stricter)
     arrived = [world.round().gathered.arrived for _ in range(4)]
     assert arrived == [(0, 1, 2), (0, 2), (0, 2), (0, 2)]
     assert world.engine.last.reasons == {"north": "budget-spent"}

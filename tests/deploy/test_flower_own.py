@@ -311,7 +311,7 @@ def test_a_hostile_server_gets_no_more_than_the_grant(tmp_path):
     ("changed", "code"),
     [
         ({"privacy": {"unit": "user", "sampling": "fixed"}}, "policy-unit"),
-        ({"privacy": {"secret": False}}, "policy-rehearsal"),
+        ({"privacy": {"secret": False}}, "policy-unprotected"),
         ({"privacy": {"clip": "median"}}, "policy-clip"),
         ({"privacy": {"neighbours": "add-remove", "sampling": "poisson"}}, "policy-sampling"),
         ({"task": {"module": "os:getcwd"}}, "policy-model"),

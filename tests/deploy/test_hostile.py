@@ -37,12 +37,9 @@ STRICT = {
     "epsilon": 40.0,
     "delta": 1e-4,
     "max_runs": 2,
-    "min_noise": 10.0,
     "max_local_steps": 5,
     "units": ("record",),
     "unprotected": False,
-    "rehearsal": False,
-    "largest_value": 1e3,
 }
 
 
@@ -84,11 +81,11 @@ def test_it_cannot_run_code_at_a_site(world, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "code"),
     [
-        ({"privacy": {"noise": 9.9}}, "policy-noise"),
+        ({"privacy": {"noise": 0.5}}, "policy-epsilon"),
         ({"privacy": {"clip": 0.0}}, "bad-offer"),
         ({"privacy": {"clip": "median"}}, "policy-clip"),
         ({"privacy": {"unit": "user"}}, "policy-unit"),
-        ({"privacy": {"secret": False}}, "policy-rehearsal"),
+        ({"privacy": {"secret": False}}, "policy-unprotected"),
         ({"privacy": None}, "policy-unprotected"),
         ({"plan": {"local_steps": 6}}, "policy-steps"),
         ({"task": {"kind": "mlp", "hidden": 1_000_000}}, "policy-model"),
@@ -170,9 +167,9 @@ def test_it_cannot_change_the_plan_in_mid_run(world):
 
 def test_a_stricter_policy_counts_at_once_and_a_looser_one_does_not(world):
     before = world.policies["north"]
-    world.policies["north"] = before.model_copy(update={"min_noise": 21.0})
-    assert world.reason("north", world.task("north")) == "policy-noise"
-    world.policies["north"] = before.model_copy(update={"max_participations": 1})
+    world.policies["north"] = before.model_copy(update={"max_local_steps": 2})
+    assert world.reason("north", world.task("north")) == "policy-steps"
+    world.policies["north"] = before.model_copy(update={"epsilon": world.cost("north", 1)})
     assert world.reason("north", world.task("north")) == ""
     other = {"params": np.ones(15, "<f4")}
     assert world.reason("north", world.task("north", 1, other)) == "budget-spent"
@@ -181,7 +178,7 @@ def test_a_stricter_policy_counts_at_once_and_a_looser_one_does_not(world):
     allowed = [world.reason("north", world.task("north", 2, {"params": np.full(15, k, "<f4")}))
                for k in range(10)]  # fmt: skip
     assert "budget-spent" in allowed and world.count("north") < cap.participations
-    world.policies["north"] = before.model_copy(update={"max_participations": 10_000})
+    world.policies["north"] = before.model_copy(update={"epsilon": 1e5})
     codes = [world.reason("north", world.task("north", 3, {"params": np.full(15, -k, "<f4")}))
              for k in range(12)]  # fmt: skip
     assert codes[-1] == "budget-spent" and world.count("north") == cap.participations
@@ -192,21 +189,16 @@ def test_a_stricter_policy_counts_at_once_and_a_looser_one_does_not(world):
 STRICTER = {
     "epsilon": (1e-3, "budget-spent"),
     "delta": (1e-11, "budget-spent"),
-    "run_epsilon": (1e-3, "budget-spent"),
-    "max_participations": (1, "budget-spent"),
-    "min_noise": (20.1, "policy-noise"),
     "max_local_steps": (2, "policy-steps"),
     "units": (("user",), "policy-unit"),
     "algorithms": (("fedavg",), "policy-algorithm"),
     "tasks": (("mlp",), "policy-model"),
     "max_parameters": (14, "policy-model"),
-    "largest_value": (0.5, "out-of-range"),
     "unprotected": (False, "policy-unprotected"),
-    "rehearsal": (False, "policy-rehearsal"),
     "max_runs": (1, "budget-spent"),
     "approval": ("each-run", "awaiting-approval"),
 }
-OTHERWISE = {"unprotected": None, "rehearsal": Gaussian(clip=0.7, noise=20.0)}
+OTHERWISE = {"unprotected": None}
 
 
 def test_every_number_of_the_policy_is_in_the_table():
@@ -217,7 +209,7 @@ def test_every_number_of_the_policy_is_in_the_table():
 @pytest.mark.parametrize("name", STRICTER)
 def test_every_stricter_number_counts_from_the_next_message(tmp_path, name):
     value, code = STRICTER[name]
-    loose = STRICT | {"unprotected": True, "rehearsal": True}
+    loose = STRICT | {"unprotected": True}
     privacy = OTHERWISE.get(name, SECRET)
     world = World(tmp_path, "scaffold", privacy=privacy, policy=loose, rounds=8, user_ratio=1.0)
     if name == "max_runs":  # one run is reserved before this one
@@ -232,7 +224,7 @@ def test_every_stricter_number_counts_from_the_next_message(tmp_path, name):
     assert world.ledger("north").anchor == begun  # nothing was counted or computed
 
 
-@pytest.mark.parametrize("name", ["epsilon", "delta", "min_noise"])
+@pytest.mark.parametrize("name", ["epsilon", "delta", "max_local_steps"])
 def test_a_policy_that_became_stricter_before_the_run_began_stops_it(tmp_path, name):
     world = World(tmp_path, "scaffold", privacy=SECRET, policy=STRICT, rounds=8, user_ratio=1.0)
     enrolled = offer_to(world.post, world.enrolled)
@@ -258,10 +250,10 @@ def test_delta_counts_over_all_runs_together(tmp_path):
 
 
 def test_a_stricter_share_of_one_run_lowers_its_cap(world):
-    """What is served costs no more than today's run_epsilon, by an account of its own."""
+    """What is served costs no more than today's epsilon, by an account of its own."""
     grant = world.ledger("north").runs[world.enrolled.run].grant
     share = grant.epsilon / 2
-    world.policies["north"] = world.policies["north"].model_copy(update={"run_epsilon": share})
+    world.policies["north"] = world.policies["north"].model_copy(update={"epsilon": share})
     for k in range(12):
         world.reason("north", world.task("north", 1, {"params": np.full(15, k, "<f4")}))
     served = world.count("north")
@@ -360,7 +352,7 @@ def test_it_cannot_make_a_site_repeat_its_noise(tmp_path):
     freedom, of relative deviation 0.082, so five of them leave [0.59, 1.41]. A repeated stream
     gives 0, a scale that is half or twice as large 0.25 or 4.
     """
-    loose = STRICT | {"epsilon": 1e5, "run_epsilon": 1e5}
+    loose = STRICT | {"epsilon": 2e5}
     world = World(tmp_path, "scaffold", privacy=SECRET, policy=loose, rounds=60, user_ratio=1.0)
     world.enrol()
     plan, batch = world.setting.plan, int(world.setting.batch_sizes[1])
@@ -403,7 +395,7 @@ def test_it_cannot_go_back_to_an_earlier_round(world):
         ({"params": np.full(15, np.nan, "<f4")}, "not-finite"),
         ({"shared.control": np.full(15, np.inf, "<f4")}, "not-finite"),
         ({"params": np.full(15, 3e38, "<f4")}, "out-of-range"),
-        ({"params": np.full(15, 1001, "<f4")}, "out-of-range"),
+        ({"params": np.full(15, 10_001, "<f4")}, "out-of-range"),
         ({"params": np.zeros(14, "<f4")}, "bad-shape"),
         ({"shared.control": None}, "bad-shape"),
         ({"shared.other": np.zeros(15, "<f4")}, "bad-shape"),

@@ -300,10 +300,9 @@ RELATIONS = {
 }
 POLICIES = {
     "loose": {},
-    "tight": {"epsilon": 1.0, "delta": 1e-6, "max_runs": 1, "run_epsilon": 0.35},
+    "tight": {"epsilon": 0.35, "delta": 1e-6, "max_runs": 1},
     "none": {"epsilon": 1e-6},
-    "noise": {"min_noise": 21.0},
-    "protected": {"unprotected": False, "rehearsal": False},
+    "protected": {"unprotected": False},
 }
 
 

@@ -62,7 +62,7 @@ def test_check_judges_a_plan_and_touches_no_ledger(site, tmp_path):
     assert not (site.parent / "state" / "ledger.jsonl").exists()
     weak = said("site", "check", site, "--offline", "--offer",
                 plan(tmp_path, PLAN.replace("20.0", "1.0")))  # fmt: skip
-    assert weak.exit_code == 1 and "policy-noise" in weak.output
+    assert weak.exit_code == 1 and "policy-epsilon" in weak.output
     told = json.loads(said("site", "check", site, "--offline", "--json").output)
     assert told and all(entry["ok"] for entry in told)
     away = said("site", "check", site)

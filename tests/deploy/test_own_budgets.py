@@ -68,7 +68,7 @@ def test_no_server_overrules_a_sites_budget(tmp_path):
     loose.enrol()
     second = loose.names[1]
     (entry,) = loose.ledger(second).runs.values()
-    strict = {"run_epsilon": 1.2 * entry.grant.epsilon}
+    strict = {"epsilon": 1.2 * entry.grant.epsilon, "delta": 1e-3, "max_runs": 1}
     for name, noises, takes_part in (
         ("own", (20.0, 60.0, 30.0), True),
         ("equal", None, False),
@@ -206,7 +206,7 @@ def test_a_policy_that_allows_less_than_the_plan_refuses(tmp_path):
     """The site's own file counts, before anything is reserved."""
     world = World(tmp_path, "fedavg", privacy=SECRET, rounds=3)
     second = world.names[1]
-    world.policies[second] = world.policies[second].model_copy(update={"run_epsilon": 1e-3})
+    world.policies[second] = world.policies[second].model_copy(update={"epsilon": 1e-3})
     with refuses(f"not-enrolled: {second}: policy-epsilon"):
         world.enrol()
     assert not world.ledger(second).runs

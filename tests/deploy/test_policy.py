@@ -28,7 +28,6 @@ POLICY = Policy(
     epsilon=2.0,
     delta=1e-6,
     max_runs=2,
-    min_noise=5.0,
     algorithms=("scaffold", "package.file:factory"),
 )
 SECRET = Gaussian(1.0, 24.0, "fixed", "record", secret=True)
@@ -48,8 +47,7 @@ def reason(policy: Policy, terms: Terms) -> str:
     [
         ({}, ""),
         ({"mechanism": None}, "policy-unprotected"),
-        ({"mechanism": SECRET.changed(secret=False)}, "policy-rehearsal"),
-        ({"mechanism": SECRET.changed(noise=4.99)}, "policy-noise"),
+        ({"mechanism": SECRET.changed(secret=False)}, "policy-unprotected"),
         ({"mechanism": SECRET.changed(noise=0.0)}, "policy-noise"),
         ({"mechanism": SECRET.changed(clip="median")}, "policy-clip"),
         ({"mechanism": SECRET.changed(unit="user")}, "policy-unit"),
@@ -67,7 +65,7 @@ def test_each_rule_has_its_code(changed, code):
 
 
 def test_what_the_file_allows_is_allowed():
-    loose = POLICY.model_copy(update={"unprotected": True, "rehearsal": True})
+    loose = POLICY.model_copy(update={"unprotected": True})
     assert reason(loose, replace(TERMS, mechanism=None)) == ""
     assert reason(loose, replace(TERMS, mechanism=SECRET.changed(secret=False))) == ""
     users = POLICY.model_copy(update={"units": ("user",)})
@@ -112,10 +110,10 @@ def test_the_grant_is_the_largest_that_fits(sampling):
 
 
 def test_one_run_gets_its_share_and_no_more():
-    thrifty = POLICY.model_copy(update={"run_epsilon": direct(TERMS, 400, 80, 13, 5e-7)})
-    assert grant(thrifty, TERMS, 400, 80, RemainingBudget(2.0, 1e-6, 2)).participations == 13
-    capped = POLICY.model_copy(update={"max_participations": 14})
-    assert grant(capped, TERMS, 400, 80, RemainingBudget(2.0, 1e-6, 2)).participations == 14
+    left = RemainingBudget(2.0, 1e-6, 2)
+    thrifty = POLICY.model_copy(update={"epsilon": 2 * direct(TERMS, 400, 80, 13, 5e-7)})
+    assert grant(thrifty, TERMS, 400, 80, left).participations == 13
+    assert grant(POLICY, TERMS, 400, 80, left, most=14).participations == 14
     long = replace(TERMS, rounds=200, user_ratio=0.01)
     assert grant(POLICY, long, 400, 80, RemainingBudget(2.0, 1e-6, 2)).participations <= 210
 
@@ -132,7 +130,7 @@ def site(tmp_path):
 
 def test_a_new_site_has_the_documented_policy(site):
     file = read_site_file(site)
-    assert file.policy == Policy(epsilon=2.0, delta=1e-6, min_noise=5.0, preparation=True)
+    assert file.policy == Policy(epsilon=2.0, delta=1e-6, preparation=True)
     assert file.state == site.parent / "state" and file.data["source"] == "csv"
 
 
@@ -142,6 +140,11 @@ def test_a_new_site_has_the_documented_policy(site):
         ("max_runs", "max_ruins", "did you mean 'max_runs'"),
         ("epsilon = 2.0", "epsilon = 0.0", "policy.epsilon is 0.0"),
         ("epsilon = 2.0", "epsilon = nan", "policy.epsilon is nan"),
+        (
+            "delta = 1e-6",
+            "delta = 1e-6\nmin_noise = 5.0",
+            "unknown key policy.min_noise; known here",
+        ),
         ("delta = 1e-6", "delta = 1.5", "policy.delta is 1.5"),
         ("delta = 1e-6", "delta = 1e-13", "too small for the accountant"),
         ("delta = 1e-6", "", "policy.delta is missing"),

@@ -195,7 +195,6 @@ def ridge_world(folder, steps, privacy, secure):
     ("code", "policy"),
     [
         ("preparation", {"preparation": False}),
-        ("policy-noise", {"min_noise": 4.0}),
         ("policy-epsilon", {"epsilon": 2.0}),
         ("policy-model", {"max_parameters": 3}),
     ],

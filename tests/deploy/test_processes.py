@@ -345,7 +345,7 @@ def test_a_campaign_of_kills_ends_where_the_simulator_does(tmp_path):
     rounds = 3 * wanted  # more than there are between the kills, on any machine
     federation, tables = demo_data(200), demo_tables(rounds=rounds)
     tables["deploy"] |= PATIENT
-    policy = POLICY | {"max_participations": "100000", "epsilon": "100000.0"}
+    policy = POLICY | {"epsilon": "100000.0"}
     out, stream = tmp_path / "run", np.random.default_rng(11)
     killed = dict.fromkeys([*site_data(federation), "server", "link"], 0)
     with watched(tmp_path / "fed", federation, policy) as local:

@@ -91,7 +91,6 @@ REFUSED = [
     ("policy-algorithm", {"policy": POLICY | {"algorithms": ("fedavg",)}}),
     ("policy-model", {"policy": POLICY | {"tasks": ("mlp",)}}),
     ("policy-model", {"policy": POLICY | {"max_parameters": 29}}),
-    ("policy-noise", {"policy": POLICY | {"min_noise": 9.0}}),
     ("policy-epsilon", {"policy": POLICY | {"epsilon": 0.1}}),
     ("policy-unit", {"privacy": SECRET.changed(unit="user", sampling="fixed")}),
 ]
@@ -120,7 +119,7 @@ def test_a_site_takes_a_sum_once_and_over_all_records(tmp_path, changes):
 
 
 def test_one_participation_fits_a_policy_that_allows_no_second(tmp_path):
-    world = world_of(tmp_path, SECRET, policy=POLICY | {"run_epsilon": 0.25})
+    world = world_of(tmp_path, SECRET, policy=POLICY | {"epsilon": 0.25 * POLICY["max_runs"]})
     world.enrol()
     world.drive()
     reserved = world.ledger("east").runs[world.enrolled.run]

@@ -146,18 +146,18 @@ def test_a_site_that_missed_the_draw_gets_it_again(tmp_path):
 
 def test_refusals_are_listed_and_the_run_does_not_start(tmp_path):
     world = World(tmp_path, "scaffold", privacy=FIXED)
-    world.policies["north"] = world.policies["north"].model_copy(update={"min_noise": 5.0})
+    world.policies["north"] = world.policies["north"].model_copy(update={"max_parameters": 1})
     world.write_data("east", 0, slice(0, 2))  # b_i would be 0
     with pytest.raises(NotEnrolled) as refused:
         world.enrol()
-    assert refused.value.reasons == {"north": "policy-noise", "east": "data-unfit"}
+    assert refused.value.reasons == {"north": "policy-model", "east": "data-unfit"}
     assert "--without" in str(refused.value)
 
 
 def test_a_site_that_refuses_is_left_out_by_name(tmp_path):
     world = World(tmp_path, "scaffold", privacy=FIXED)
     with pytest.raises(NotEnrolled):
-        world.policies["north"] = world.policies["north"].model_copy(update={"min_noise": 5.0})
+        world.policies["north"] = world.policies["north"].model_copy(update={"max_parameters": 1})
         world.enrol()
     assert not world.ledger("east").runs[world.enrolled.run].began
 

@@ -428,18 +428,6 @@ def test_an_algorithm_with_a_memory_is_refused(world):
     assert offered(world, offer=offer) == "policy-algorithm"
 
 
-def test_the_noise_of_the_sum_is_compared_with_the_policys_least(tmp_path):
-    """σ_g = 20 at each of four sites, one of which colludes: about 20√3 in units of the largest
-    sensitivity, if all are of one size."""
-    world = SumWorld(tmp_path, privacy=SECRET, sizes=(9, 9, 9, 9))
-    world.enrol()
-    policy = world.policies["east"]
-    for least, said in ((34.6, ""), (34.7, "policy-noise")):
-        stricter = policy.model_copy(update={"min_noise": least})
-        world.policies["east"] = stricter.with_secure(policy.secure)
-        assert offered(world) == said
-
-
 # --- the account
 
 

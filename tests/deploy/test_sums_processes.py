@@ -65,7 +65,7 @@ def test_a_rehearsal_with_kills_ends_bit_for_bit_where_the_simulator_does(tmp_pa
     for user, name in enumerate(NAMES):
         features, labels = data.train.of(user)
         records[name] = (features.numpy(), labels.numpy())
-    policy = {**POLICY, "epsilon": "900.0", "min_noise": "1.0"}
+    policy = {**POLICY, "epsilon": "900.0"}
     out = tmp_path / "run"
     with LocalFederation(tmp_path / "fed", records, policy, program=tapped.PROGRAM) as local:
         confirm(local)
@@ -96,7 +96,7 @@ def test_ridge_regression_in_one_round_plain_and_secure(tmp_path):
     data = synthetic(alpha=1, beta=1, users=4, records=60, dimension=8, classes=3, seed=3)
     records = {name: tuple(t.numpy() for t in data.train.of(k)) for k, name in enumerate(NAMES)}
     sizes = dict(zip(NAMES, data.roster.sizes, strict=True))
-    policy = {**POLICY, "epsilon": "900.0", "min_noise": "1.0"}
+    policy = {**POLICY, "epsilon": "900.0"}
     policy |= {"algorithms": '["ridge"]'}
     tables = {
         "schema": {"features": 8, "classes": 3},
@@ -140,7 +140,7 @@ def test_a_secure_preparation_and_training_end_where_they_do_in_one_process(tmp_
     tables["plan"] |= {"local_steps": 1}
     tables["secure"] = {"colluders": 1, "least": 3, "voids": 50}
     tables["deploy"] |= {**PATIENT, "records": sizes}
-    policy = {**POLICY, "epsilon": "900.0", "min_noise": "1.0", "max_runs": "3"}
+    policy = {**POLICY, "epsilon": "900.0", "max_runs": "3"}
     out = tmp_path / "run"
     with LocalFederation(tmp_path / "fed", records, policy, program=tapped.PROGRAM) as local:
         confirm(local)

@@ -111,11 +111,11 @@ def test_a_site_sees_nothing_of_another_but_its_name_and_size(world):
 
 
 def test_a_refusal_names_a_code_and_not_the_policy(tmp_path):
-    world = World(tmp_path, "scaffold", privacy=SECRET, policy={"min_noise": 77.25}, rounds=4)
-    with refuses("not-enrolled: policy-noise") as refused:
+    world = World(tmp_path, "scaffold", privacy=SECRET, policy={"epsilon": 0.07725}, rounds=4)
+    with refuses("not-enrolled: policy-epsilon") as refused:
         offer_to(world.post, world.enrolled)
-    assert "77.25" not in str(refused.value)
-    assert all(b"77.25" not in raw for _, raw in world.exchange.answered)
+    assert "07725" not in str(refused.value)
+    assert all(b"07725" not in raw for _, raw in world.exchange.answered)
 
 
 # --- a local user

@@ -45,6 +45,7 @@ from dpscaffold.engines.rounds import FinishedRound, rounds
 from dpscaffold.federation import Federation
 from dpscaffold.models.loading import load_model
 from dpscaffold.models.model import Model
+from dpscaffold.privacy.accounting import spent
 from dpscaffold.randomness.streams import Randomness
 
 NAMES = ("east", "north", "south", "west", "inland", "coast")
@@ -54,12 +55,9 @@ LOOSE = {
     "epsilon": 1e6,
     "delta": 1e-2,
     "max_runs": 10,
-    "min_noise": 0.0,
     "units": ("record", "user"),
     "algorithms": tuple(ALGORITHMS),
-    "largest_value": 1e6,
     "unprotected": True,
-    "rehearsal": True,
 }
 
 #: How a table of people is read by an offer.
@@ -209,6 +207,13 @@ class World:
     def count(self, name: str) -> int:
         """How often the site has reserved a participation in the run."""
         return self.ledger(name).runs[self.enrolled.run].participations
+
+    def cost(self, name: str, count: int, run: str | None = None) -> float:
+        """ε of so many participations of the site in a run, by default in the present one."""
+        entry = self.ledger(name).runs[run or self.enrolled.run]
+        work = self.sites[name]._works[entry.run]
+        described = work.terms.run(work.records, work.batch, entry.grant.delta, work.declared)
+        return spent(described, count) * (1 + 1e-9)
 
     # --- the server
 

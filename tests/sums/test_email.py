@@ -80,9 +80,7 @@ class Mail:
         ]
         (self.folder / name / "records.csv").write_text("\n".join(["age,pressure,ill", *lines]))
         path = self.folder / name / "site.toml"
-        path.write_text(path.read_text().replace("run_epsilon = 1.0", "run_epsilon = 1e6")
-                        .replace("epsilon = 2.0 ", "epsilon = 1e6 ")
-                        .replace("max_runs = 10", "max_runs = 2")
+        path.write_text(path.read_text().replace("epsilon = 2.0 ", "epsilon = 1e6 ")
                         .replace("epsilon_alone = 20.0", "epsilon_alone = 1e6"))  # fmt: skip
         return np.stack([age, pressure], 1), ill
 
@@ -425,7 +423,7 @@ def test_a_session_that_was_cut_short_is_never_repeated(tmp_path, monkeypatch):
 def test_the_policy_limits_what_all_sums_spend(tmp_path):
     mail = Mail(tmp_path)
     path = tmp_path / "north" / "site.toml"
-    path.write_text(path.read_text().replace("run_epsilon = 1e6", "run_epsilon = 0.5"))
+    path.write_text(path.read_text().replace("epsilon = 1e6 ", "epsilon = 1.0 "))
     with pytest.raises(BadInput) as refused:
         mail.make("north")
     assert refused.value.code == "site-refuses" and mail.ledger("north").total == 0

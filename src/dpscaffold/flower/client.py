@@ -185,12 +185,9 @@ class PrivateTraining:
             epsilon=self.epsilon,
             delta=self.delta,
             max_runs=self.runs,
-            max_participations=1_000_000,
-            min_noise=0.0,
             max_local_steps=1_000_000,
             tasks=(OWN,),
             max_parameters=10**9,
-            largest_value=1e6,
         )
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -321,7 +318,7 @@ class PrivateTraining:
         round = whole_of(run, "round", "bad-round", least=1)
         if round > work.plan.rounds:
             raise Refused("bad-round", f"{round} of {work.plan.rounds}")
-        restore = check_vectors(asked.vectors, work, round, self.policy.largest_value)
+        restore = check_vectors(asked.vectors, work, round)
         acknowledged = text_of(run, "acknowledged", "state-mismatch")
         nonce = text_of(run, "nonce", "bad-offer")
         slots = memory.settle(acknowledged, restore, pending, nonce).slots

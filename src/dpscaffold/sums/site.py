@@ -84,9 +84,7 @@ epsilon_alone = 20.0       # all sums together, if all others collude; one: epsi
 [policy]
 epsilon = 2.0              # all sums and runs over these records together
 delta = 1e-5               # likewise; one sum has delta/max_runs
-max_runs = 10              # each may spend at most epsilon/max_runs, or run_epsilon
-run_epsilon = 1.0
-min_noise = 0.0
+max_runs = 2               # each may spend at most epsilon/max_runs
 algorithms = {algorithms}
 tasks = ["logistic", "linear"]
 """
@@ -298,8 +296,8 @@ def _granted(
     """One participation, if the policy allows it, and what the ledger keeps of its account."""
     terms, declared = _terms(plan, site.name), plan.setting.roster.declared
     check_terms(site.policy, terms)
-    once = site.policy.model_copy(update={"max_participations": 1})
-    granted = grant(once, terms, 1, 1, ledger.left(once, session), declared)
+    left = ledger.left(site.policy, session)
+    granted = grant(site.policy, terms, 1, 1, left, declared, most=1)
     return granted, terms.to_dict(1, 1, declared)
 
 

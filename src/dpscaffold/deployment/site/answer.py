@@ -440,7 +440,7 @@ class Site:
         round = whole_of(header, "round", "bad-round", least=1)
         drawn = check_round(self.name, round, known, entry, work)
         attempt = attempt_of(header) if known.members else None
-        restore = check_vectors(message.vectors, work, round, policy.largest_value)
+        restore = check_vectors(message.vectors, work, round)
         self.step("checked")
         acknowledged = text_of(header, "acknowledged", "state-mismatch")
         nonce = text_of(header, "nonce", "bad-offer")
@@ -537,7 +537,7 @@ class Site:
         known = enrolment_of(memory)
         policy = self.policy()
         work = self._work(known, entry_of(run, ledger), policy)
-        restore = restored(message.vectors, work, policy.largest_value)
+        restore = restored(message.vectors, work)
         acknowledged = text_of(message.header, "acknowledged", "state-mismatch")
         nonce = text_of(message.header, "nonce", "bad-offer")
         slots = memory.settle(acknowledged, restore, memory.pending(), nonce).slots
@@ -578,7 +578,7 @@ class Site:
         """How often the site takes part in a run: the grant, or less where the policy has become
         stricter since. The shares ε/``max_runs`` and δ/``max_runs`` are for new grants; every
         number of the file counts at once."""
-        granted, cap = entry.grant, min(entry.grant.participations, policy.max_participations)
+        granted, cap = entry.grant, entry.grant.participations
         holder = ledger.holder(entry.run)
         if ledger.place(holder) >= policy.max_runs:
             return 0
@@ -588,13 +588,11 @@ class Site:
         slack = 1 + 1e-9  # sums over runs are rounded
         if granted.delta > left.delta * slack:
             return 0
-        own = math.inf if policy.run_epsilon is None else policy.run_epsilon
-        epsilon = min(left.epsilon, own)
         terms = replace(work.terms, sums=sums_of(entry))
         facts = (work.records, work.batch, granted.delta, work.declared)
-        if granted.epsilon > epsilon * slack:
+        if granted.epsilon > left.epsilon * slack:
             run = terms.run(*facts)
-            cap = participations_within(run, epsilon, cap)
+            cap = participations_within(run, left.epsilon, cap)
         if granted.epsilon_alone is not None and granted.epsilon_alone > left.alone * slack:
             run = terms.run_alone(*facts)
             cap = participations_within(run, left.alone, cap)

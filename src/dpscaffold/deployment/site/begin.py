@@ -43,17 +43,13 @@ _POLICY = {
     "epsilon": ("2.0", "towards the server, all runs over these records together"),
     "delta": ("1e-6", "likewise"),
     "max_runs": ("10", "each is granted at most epsilon/max_runs"),
-    "max_participations": ("500", "of one run"),
-    "min_noise": ("5.0", "σ_g"),
     "max_local_steps": ("100", "K"),
     "units": ('["record"]', "what is hidden: a record, or a user's whole data"),
     "algorithms": (json.dumps(AGREED), "by name, from installed code"),
     "tasks": ('["logistic", "mlp"]', "your own module only by its full name"),
     "max_parameters": ("2_000_000", "of the model"),
-    "largest_value": ("1e4", "of any number that the server sends"),
-    "unprotected": ("false", "true: runs without privacy are accepted"),
+    "unprotected": ("false", "true: also runs that hide nothing (rehearsals), for public data"),
     "preparation": ("true", "centre, standardise, pca by noised sums, each a run within epsilon"),
-    "rehearsal": ("false", "true: noise from the plan's seed, for public data only"),
     "approval": ('"policy"', '"each-run": in addition a person says yes (site approve)'),
 }
 

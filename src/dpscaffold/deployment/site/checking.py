@@ -24,6 +24,9 @@ from dpscaffold.deployment.site.memory import Enrolment, PendingUpload, RunMemor
 from dpscaffold.deployment.site.recovery import note_behind, read_behind
 from dpscaffold.errors import BadInput
 
+#: The largest absolute value that a server may send.
+LARGEST_VALUE = 1e4
+
 
 def question_of(
     run: str,
@@ -58,22 +61,20 @@ def named(vectors: Vectors, prefix: str) -> dict[str, np.ndarray]:
     return {k.removeprefix(prefix): v for k, v in vectors.items() if k.startswith(prefix)}
 
 
-def check_vectors(
-    vectors: Vectors, work: SiteWork, round: int, largest: float
-) -> dict[str, np.ndarray] | None:
+def check_vectors(vectors: Vectors, work: SiteWork, round: int) -> dict[str, np.ndarray] | None:
     """Names, lengths and values of a task's vectors; gives those to restore memory from."""
     received = {k: v for k, v in vectors.items() if not k.startswith("restore.")}
     check_shapes(received, work.expects(round))
-    return restored(vectors, work, largest)
+    return restored(vectors, work)
 
 
-def restored(vectors: Vectors, work: SiteWork, largest: float) -> dict[str, np.ndarray] | None:
+def restored(vectors: Vectors, work: SiteWork) -> dict[str, np.ndarray] | None:
     """The slots that the server sends to restore memory from; None where it sends none, although
     there are some that it may know."""
     restore = named(vectors, "restore.")
     if restore:
         check_shapes(restore, work.shares())
-    check_values(vectors, largest)
+    check_values(vectors, LARGEST_VALUE)
     return restore if restore or not work.shares() else None
 
 

@@ -96,14 +96,7 @@ class Policy(_SiteTable):
     """δ towards the server, over all runs together; one run has delta/max_runs. Example:
     ``1e-06``"""
     max_runs: int = Field(default=10, ge=1)
-    """The largest number of runs. Example: ``5``"""
-    run_epsilon: float | None = Field(default=None, gt=0)
-    """The largest ε of one run; by default epsilon/max_runs. Example: ``0.5``"""
-    max_participations: int = Field(default=500, ge=1)
-    """The largest number of rounds of one run that this site takes part in. Example: ``200``"""
-    min_noise: float = Field(default=1.0, ge=0)
-    """The smallest σ_g that is accepted; with secure sums, that of the whole sum. Example:
-    ``5.0``"""
+    """The largest number of runs; one run has ε of at most epsilon/max_runs. Example: ``5``"""
     max_local_steps: int = Field(default=100, ge=1)
     """The largest K that is accepted. Example: ``50``"""
     units: tuple[Unit, ...] = ("record",)
@@ -117,15 +110,12 @@ class Policy(_SiteTable):
     "my_net:make"]``"""
     max_parameters: int = Field(default=2_000_000, ge=1)
     """The largest number of parameters of a model that is accepted. Example: ``100000``"""
-    largest_value: float = Field(default=1e4, gt=0, le=1e6)
-    """The largest absolute value that the server may send. Example: ``100.0``"""
     unprotected: bool = False
-    """Whether runs without privacy are accepted. Example: ``true``"""
+    """Whether runs are accepted that hide nothing: without privacy, or rehearsals, whose noise
+    comes from the plan's seed. For public records only. Example: ``true``"""
     preparation: bool = False
     """Whether servers may fit preparation (centre, standardise, pca) by noised sums over all
     records. Each sum is a run of its own, within epsilon. Example: ``true``"""
-    rehearsal: bool = False
-    """Whether noise from the plan's seed is accepted; for public data only. Example: ``true``"""
     approval: Approval = "policy"
     """Who says yes to a run: the policy alone ('policy'), or in addition a person each time
     ('each-run', with 'dpscaffold site approve'). Example: ``"each-run"``"""
@@ -145,7 +135,7 @@ class Policy(_SiteTable):
     @property
     def most_of_one_run(self) -> float:
         """The largest ε that one run may be granted."""
-        return self.epsilon / self.max_runs if self.run_epsilon is None else self.run_epsilon
+        return self.epsilon / self.max_runs
 
     @property
     def run_delta(self) -> float:
@@ -312,20 +302,18 @@ class Terms:
 def check_terms(policy: Policy, terms: Terms) -> None:
     """Refuse, with its reason code, what the policy does not allow.
 
-    >>> policy = Policy(epsilon=1.0, delta=1e-6, min_noise=5.0)
-    >>> weak = Gaussian(1.0, 2.0, "fixed", "record", secret=True)
+    >>> policy = Policy(epsilon=1.0, delta=1e-6)
     >>> try:
-    ...     terms = Terms(10, 5, 1.0, 0.2, "uniform", "scaffold", "logistic", 410, weak)
+    ...     terms = Terms(10, 5, 1.0, 0.2, "uniform", "scaffold", "logistic", 410, None)
     ...     check_terms(policy, terms)
     ... except Refused as no:
     ...     no.code
-    'policy-noise'
+    'policy-unprotected'
     """
     mechanism = terms.mechanism
-    if mechanism is None:
-        if not policy.unprotected:
-            raise Refused("policy-unprotected")
-    else:
+    if not (terms.protected or policy.unprotected):
+        raise Refused("policy-unprotected")
+    if mechanism is not None:
         _check_query(policy, terms, mechanism)
     _within("policy-steps", "local_steps", terms.local_steps, policy.max_local_steps)
     if terms.preparation and not policy.preparation:
@@ -352,11 +340,8 @@ def _check_sums(policy: SecurePolicy | None, terms: Terms) -> None:
 
 
 def _check_query(policy: Policy, terms: Terms, mechanism: Gaussian) -> None:
-    if not mechanism.secret and not policy.rehearsal:
-        raise Refused("policy-rehearsal")
-    noise = mechanism.noise if terms.sums is None else terms.sums.noise
-    if not noise >= policy.min_noise or mechanism.noise <= 0:
-        raise Refused("policy-noise", f"noise {noise}, at least {policy.min_noise}")
+    if not mechanism.noise > 0:
+        raise Refused("policy-noise", f"noise {mechanism.noise}")
     if isinstance(mechanism.clip, str):
         raise Refused("policy-clip", f"clip {mechanism.clip}, which is not a number")
     _among("policy-unit", "unit", mechanism.unit, policy.units)
@@ -425,24 +410,24 @@ def grant(
     batch: int,
     left: RemainingBudget,
     declared: bool = False,
+    most: int | None = None,
 ) -> SiteGrant:
     """The largest grant that fits, or a refusal.
 
-    n ≤ min(``max_participations``, T + max(2, ⌈T/20⌉)), the few beyond T being for participations
-    that are interrupted; ε(n) of n·K steps (the bound ``cap``) at δ/``max_runs`` must fit into what
-    is left and into one run's share. Below ⌈lT⌉ + 2 the site would drop out of the run early, so it
-    refuses at once; a run of one round is over after one participation, so one is enough for it.
+    n ≤ T + max(2, ⌈T/20⌉), the few beyond T being for participations that are interrupted, or n ≤
+    ``most`` where it is given. ε(n) of n·K steps (the bound ``cap``) at δ/``max_runs`` must fit
+    into what is left and into one run's share. Below ⌈lT⌉ + 2 the site would drop out of the run
+    early, so it refuses at once; a run of one round is over after one participation, so one is
+    enough for it.
     """
     if left.runs < 1:
         raise Refused("policy-runs")
     rounds = terms.rounds
     voids = 0 if terms.sums is None else terms.sums.voids
     spare = max(2, math.ceil(rounds / 20), voids)
-    most = min(policy.max_participations, rounds + spare)
+    most = rounds + spare if most is None else most
     least = math.ceil(terms.user_ratio * rounds - 1e-9) + (2 if rounds > 1 else 0)
     if not terms.protected:
-        if most < least:
-            raise Refused("policy-epsilon", f"max_participations allows {most} of {least}")
         return SiteGrant(most, None, 0.0)
     budget = min(left.epsilon, policy.most_of_one_run)
     if policy.run_delta > left.delta * (1 + 1e-9):
