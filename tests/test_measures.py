@@ -163,7 +163,7 @@ def test_a_model_worse_than_a_constant_is_told_what_helps(tmp_path: Path) -> Non
     data = federation()
     wild = Plan(rounds=4, local_steps=5, data_ratio=0.5, user_ratio=1.0, learning_rate=300.0)
     for mechanism, advice in (
-        (Gaussian(clip=1.0, noise=0.1), "--set plan.learning_rate=plan"),
+        (Gaussian(clip=1.0, noise=0.1), "leave plan.learning_rate out"),
         (None, "lower plan.learning_rate (now 300)"),
     ):
         out = tmp_path / str(mechanism is None)

@@ -83,8 +83,9 @@ NAN, INF = float("nan"), float("inf")
         *[
             (n, v)
             for n in ("learning_rate", "server_rate")
-            for v in (0, -1.0, NAN, INF, True, None)
+            for v in (0, -1.0, NAN, INF, True)
         ],
+        ("server_rate", None),
         *[("regularisation", value) for value in (-1e-9, NAN, INF)],
         *[(n, v) for n in ("rounds", "local_steps") for v in (0, -3, 2.0, NAN, True)],
         *[(n, v) for n in ("evaluate_every", "checkpoint_every") for v in (0, -3, 2.0, NAN)],

@@ -16,7 +16,6 @@ from typed import SMALL, typed
 from dpscaffold import __version__
 from dpscaffold.cli import COMMANDS, SUMMARIES
 from dpscaffold.cli.train import requested
-from dpscaffold.config import load
 
 #: Four rounds, so that a run can be cut between two checkpoints.
 LONGER = SMALL.replace("rounds = 2", "rounds = 4\ncheckpoint_every = 2\nevaluate_every = 2")
@@ -175,12 +174,6 @@ def test_what_stands_in_the_file_can_be_left_out_whatever_it_is(tmp_path, monkey
 def test_resuming_what_is_no_run_says_so(finished, monkeypatch, capsys):
     code, _, err = here(monkeypatch, capsys, finished, "train", "--resume", "nowhere")
     assert code == 2 and "nowhere holds no run to continue" in err
-
-
-def test_a_key_that_is_left_out_by_hand_is_planned_no_more(tmp_path):
-    path = tmp_path / "c.toml"
-    path.write_text('[plan]\nlearning_rate = 0.1\n[facts]\nplanned = ["plan.learning_rate"]\n')
-    assert load(path).facts.planned and not load(path, ["plan.learning_rate="]).facts.planned
 
 
 def test_compare_as_json_writes_a_figure_only_when_asked(finished, monkeypatch, capsys):

@@ -31,7 +31,7 @@ def test_the_plan_is_gradient_descent_on_all_records():
     plan = found["plan"]
     assert found["algorithm"] == {"name": "fedavg"}
     assert (plan["local_steps"], plan["data_ratio"], plan["user_ratio"]) == (1, 1.0, 1.0)
-    assert plan["weighting"] == "records" and plan["learning_rate"] == "plan"
+    assert plan["weighting"] == "records" and "learning_rate" not in plan
     assert found["privacy"]["sampling"] == "poisson" and found["privacy"]["secret"] is True
 
 

@@ -23,7 +23,6 @@ from dpscaffold.data.sources.arrays import read_npz
 from dpscaffold.data.tables.dialect import UNKNOWN, Dialect, TableFile, guess_encoding, table_files
 from dpscaffold.data.tables.reader import column_names, read_batches
 from dpscaffold.data.tables.rows import raw_parts
-from dpscaffold.planning.asked import planned_setting
 
 HEADER = "site;age;weight;ill"
 SITES, ANSWERS = ("Bonn", "Köln"), ("nein", "ja", "ja")
@@ -287,9 +286,8 @@ def test_a_step_size_by_formula_trains_several_labels(tmp_path: Path) -> None:
     pa.parquet.write_table(pa.table(columns), tmp_path / "a.parquet")
     found = look(tmp_path / "a.parquet", "l0,l1,l2")
     settings = parse(tomllib.loads(draft(found, 1.0)))
-    assert settings.plan.learning_rate == "plan"
-    setting = planned_setting(settings, load_federation(settings.data))
-    assert 0 < setting.plan.learning_rate < 4
+    assert settings.plan.learning_rate is None
+    assert 0 < settings.setting(load_federation(settings.data)).settled.learning_rate < 4
 
 
 def test_a_file_that_is_no_table_is_refused_by_its_ending(tmp_path: Path) -> None:

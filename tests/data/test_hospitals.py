@@ -259,7 +259,7 @@ def test_thirty_hospitals_in_two_commands(folder: Path, tmp_path: Path, monkeypa
     assert data["label"] == "readmitted" and data["dates"] == {"admitted": "%d.%m.%Y"}
     assert data["exclude"] == ["patient"] and data["categories"] == ["ward"]
     assert data["encoding"] == data["decimal"] == data["delimiter"] == "auto"
-    assert tables["plan"]["learning_rate"] == "plan", "a step size that suits the noise"
+    assert "learning_rate" not in tables["plan"], "a step size that suits the noise"
     assert data["missing"]["stay"] == "indicator" and data["missing"]["ward"] == "category"
     code, out, err = typed(monkeypatch, capsys, "train", "sites.toml")
     assert code == 0, err

@@ -13,7 +13,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from refusals import refuses
-from stated import over_draw, written
+from stated import over_draw
 from typer.testing import CliRunner
 
 from dpscaffold import (
@@ -28,15 +28,13 @@ from dpscaffold import (
     scaffold_balanced,
 )
 from dpscaffold.cli import app
-from dpscaffold.config import Run, load
+from dpscaffold.config import Run
 from dpscaffold.planning import Facts, Goal, Limits
-from dpscaffold.planning.asked import planned_rate
 from dpscaffold.planning.recommendation import Recommendation, default_task, numbers_sent
 from dpscaffold.planning.shape import Shape
 from dpscaffold.planning.surrogate import SurrogateAssumptions, SurrogateSetting, kinds, surrogate
 from dpscaffold.planning.trial import CLOSE, Bench, Choice, StepSizeTrial, choose_rates
 from dpscaffold.tasks import LOSSES
-from dpscaffold.tuning.tuning import Score, TuningResult, parse_tuning
 
 FACTS = Facts.of(users=12, records=60, features=6, classes=3)
 SMALL = ["--users", "12", "--records", "60", "--features", "6", "--classes", "3"]
@@ -169,17 +167,6 @@ def records(seed: int) -> Federation:
     return Federation.from_arrays(parts, parts, classes=3)
 
 
-def test_the_planned_rate_is_the_same_whatever_the_records():
-    one, other = records(0), records(1)
-    assert not torch.equal(one.train.features, other.train.features)
-    plan = Plan(rounds=5, local_steps=2)
-    rates = {
-        planned_rate(Run(f.roster, Logistic(6, 3), scaffold(), plan, Gaussian(1.0, 2.0)), None)
-        for f in (one, other)
-    }
-    assert len(rates) == 1
-
-
 CONFIG = """
 [data]
 source = "csv"
@@ -222,23 +209,6 @@ def test_plan_reads_no_private_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     private.write_text("site,age,dose,ill\n" + "\n".join(lines) + "\n")
     result = CliRunner().invoke(app, ["train", str(ready), "--out", str(tmp_path / "run"), "-q"])
     assert result.exit_code == 0, result.output
-    assert "tuning" not in dict(written(tmp_path / "run").outside)
-
-
-def test_train_plans_its_step_size(tmp_path: Path) -> None:
-    data = ["--set", "data.users=8", "--set", "data.records=30", "--set", "data.source=synthetic"]
-    more = ["--set", "plan.rounds=4", "--set", "plan.local_steps=2", "--set", "privacy.noise=3"]
-    folder = tmp_path / "run"
-    asked = ["train", "-q", *data, *more, "--out", str(folder)]
-    result = CliRunner().invoke(app, [*asked, "--set", "plan.learning_rate=plan"])
-    assert result.exit_code == 0, result.output
-    tables = tomllib.loads((folder / "config.toml").read_text())
-    assert isinstance(tables["plan"]["learning_rate"], float)
-    assert tables["facts"]["planned"] == ["plan.learning_rate"]
-    assert "tuning" in dict(written(folder).outside)  # of all but the step size
-    plainly = CliRunner().invoke(app, [*asked[:-1], str(tmp_path / "other")])
-    assert plainly.exit_code == 0, plainly.output
-    assert "tuning" in dict(written(tmp_path / "other").outside)
 
 
 NETWORK = """
@@ -254,13 +224,13 @@ def network():
     ("target", "task"),
     [("number", 'kind = "linear"'), ("class", 'kind = "module"\nmodule = "network:network"')],
 )
-def test_train_plans_the_step_size_of_a_number_and_of_a_module(tmp_path, target, task):
+def test_train_chooses_the_step_size_of_a_number_and_of_a_module(tmp_path, target, task):
     lines = [f"{u},{(u * 7 + k) % 5},{k % 3},{k % 2}" for u in range(6) for k in range(25)]
     (tmp_path / "rows.csv").write_text("site,age,dose,ill\n" + "\n".join(lines) + "\n")
     (tmp_path / "network.py").write_text(NETWORK)
     config, folder = tmp_path / "run.toml", tmp_path / "run"
     text = CONFIG.format(path=tmp_path / "rows.csv").split("[facts]")[0]
-    text = text.replace("rounds = 6", 'rounds = 4\nlearning_rate = "plan"')
+    text = text.replace("rounds = 6", "rounds = 4")
     if target == "number":
         text = text.replace(
             'user = "site"', 'user = "site"\ntarget = { kind = "number", low = 0, high = 1 }'
@@ -270,7 +240,6 @@ def test_train_plans_the_step_size_of_a_number_and_of_a_module(tmp_path, target,
     assert result.exit_code == 0, result.output
     tables = tomllib.loads((folder / "config.toml").read_text())
     assert 0 < tables["plan"]["learning_rate"] < 1000
-    assert tables["facts"]["planned"] == ["plan.learning_rate"]
 
 
 def test_a_plan_leaves_other_files_alone_and_is_not_written_over_its_configuration(tmp_path):
@@ -290,11 +259,6 @@ def test_a_plan_leaves_other_files_alone_and_is_not_written_over_its_configurati
     assert isinstance(result.exception, BadInput) and result.exit_code != 0
     assert "whose plan.toml is the configuration" in str(result.exception)
     assert (out / "plan.toml").read_bytes() == before
-
-
-def test_only_a_number_can_be_offered():
-    with refuses("learning-rate-not-planned: plan.learning_rate is 'plan'"):
-        load(None, ["plan.learning_rate=plan"]).plan.step_size_in(1)
 
 
 @pytest.mark.parametrize(
@@ -361,20 +325,6 @@ def test_the_figure_tells_the_kinds_of_surrogates_apart(tmp_path, monkeypatch):
     assert lines["models of their own"] == pytest.approx(0.85)
 
 
-def test_what_is_changed_by_hand_or_tuned_is_not_called_planned(tmp_path: Path) -> None:
-    config = tmp_path / "plan.toml"
-    config.write_text('[plan]\nrounds = 5\n[facts]\nplanned = ["algorithm", "plan"]\n')
-    kept = load(config, ["plan.seed=3", "data.users=4", "task.optimum=true"]).facts
-    assert kept is not None and kept.planned == ("algorithm", "plan")
-    for item in ("plan.learning_rate=2.0", "algorithm.name=fedavg", "task.kind=mlp"):
-        changed = load(config, [item]).facts
-        assert changed is not None and changed.planned == ()
-    settings, table = parse_tuning(tomllib.loads(config.read_text()))
-    point = {"plan.learning_rate": 0.1}
-    tuned = TuningResult(settings, table, (Score(point, (0.5,), 0),), "x")
-    assert "planned" not in tuned.best_tables()["facts"]
-
-
 def test_where_nothing_is_known_users_may_have_models_of_their_own():
     """γ unknown adds surrogates whose users drift: all of a user's records lie close together, and
     users who lie alike do not say alike. A known γ adds none, nor does a number."""
@@ -425,17 +375,15 @@ def test_every_rung_of_a_ladder_is_tried_once_and_the_best_is_chosen(scores):
         choose_rates([public()], SurrogateAssumptions(), [], widen=False)
 
 
-def test_a_run_whose_step_size_was_planned_goes_on(tmp_path):
+def test_a_run_whose_step_size_was_chosen_goes_on(tmp_path):
     """What is written of public facts reads back as it was meant, and further rounds may be asked
     for."""
     base = (
         "[data]\nusers = 5\nrecords = 40\n[plan]\nrounds = 3\nlocal_steps = 2\nuser_ratio = 0.4\n"
     )
-    (tmp_path / "c.toml").write_text(base + 'learning_rate = "plan"\n[privacy]\nnoise = 4.0\n')
+    (tmp_path / "c.toml").write_text(base + "[privacy]\nnoise = 4.0\n")
     run = ["train", "--out", str(tmp_path / "run"), "-q"]
     assert CliRunner().invoke(app, [*run, str(tmp_path / "c.toml")]).exit_code == 0
-    written = tmp_path / "run" / "config.toml"
-    assert 'similarity = "unknown"' in written.read_text()
     for words in ((), ("--set", "plan.rounds=5")):
         result = CliRunner().invoke(app, ["train", "--resume", str(tmp_path / "run"), *words, "-q"])
         assert result.exit_code == 0, result.exception

@@ -1,5 +1,5 @@
-"""What a configuration settles before a plan is made: it is kept, σ_g is solved for the run with
-all of it, and only what was really chosen on surrogates is called so."""
+"""What a configuration settles before a plan is made: it is kept, and σ_g is solved for the run
+with all of it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from dpscaffold.planning.facts import Facts, Limits
 from dpscaffold.planning.recommendation import Goal, recommend
 from dpscaffold.planning.surrogate import SurrogateSetting, surrogate
 from dpscaffold.planning.trial import Bench, StepSizeTrial
-from dpscaffold.privacy import Facts as About
 from dpscaffold.privacy import Part, round_up, state
 from dpscaffold.report.planning import plan_lines
 from dpscaffold.tasks import LOSSES
@@ -148,48 +147,6 @@ def test_an_algorithm_of_ones_own_keeps_its_name(tmp_path):
     assert written["algorithm"] == {"name": "mine:factory"}
 
 
-@pytest.mark.parametrize(
-    ("tables", "chosen"),
-    [
-        (toml(), ["algorithm", "plan", "privacy.clip"]),
-        (toml("fedavg"), ["plan", "privacy.clip"]),
-        (toml(privacy={"clip": 0.3}), ["algorithm", "plan"]),
-        (
-            toml("fedavg", plan={"regularisation": 0.1, "data_ratio": 0.5}, privacy={"clip": 1.0}),
-            [
-                f"plan.{k}"
-                for k in [
-                    *("rounds", "local_steps", "user_ratio", "learning_rate", "averaging"),
-                    "weighting",
-                ]
-            ],
-        ),
-    ],
-)
-@pytest.mark.usefixtures("quick")
-def test_only_what_was_chosen_is_called_planned(tmp_path, tables, chosen):
-    assert planned(tmp_path, tables, "-q").exit_code == 0
-    written = tomllib.loads((tmp_path / "plan" / "plan.toml").read_text())
-    assert written["facts"]["planned"] == chosen
-
-
-def test_a_statement_is_silent_on_tuning_only_where_a_whole_plan_was_chosen_in_public():
-    """Where a part of it was, the rest may have been tuned on private records, and that is said,
-    of a release as of any other run."""
-    run = Run(
-        Facts.of(users=6, records=40, features=3, classes=2).roster,
-        Linear(3, 2, LOSSES["softmax"]),
-        fedavg(),
-        Plan(rounds=4, local_steps=2),
-        Gaussian(noise=4.0),
-    ).describe()
-    whole, part = ["algorithm", "plan", "privacy.clip"], ["plan.learning_rate"]
-    for keys, named in ((whole, False), (part, True), ([], True)):
-        for allowed in ((), None):
-            said = state([Part(run, 4)], About(planned=tuple(keys), allowed=allowed))
-            assert ("tuning" in dict(said.outside)) is named
-
-
 def test_a_mean_by_records_has_its_own_noise():
     """Σ w_i²v_i with w_i = R_i/ΣR_j, on average over cohorts, by hand from 2Cσ_g/b_i."""
     sizes = (20, 50, 900, 300)
@@ -249,15 +206,11 @@ def test_an_empty_word_is_refused(tmp_path, options, said):
 @pytest.mark.parametrize(
     ("tables", "said"),
     [
-        (
-            {"plan": {"learning_rate": "Plan"}},
-            "plan.learning_rate is 'Plan' (did you mean 'plan'?)",
-        ),
         ({"privacy": {"noise": 1.0, "clip": "medain"}}, "give a number or 'median'"),
         ({"facts": {"records": [3, "a"]}}, "facts.records[1] is 'a'; give a whole number"),
         ({"facts": {"records": "many"}}, "facts.records is 'many'; give a whole number or a list"),
         ({"facts": {"row_norm": [1]}}, "facts.row_norm is [1]; give a number or 'none'"),
-        ({"plan": {"learning_rate": True}}, "plan.learning_rate is True; give a number or 'plan'"),
+        ({"plan": {"learning_rate": True}}, "plan.learning_rate is True; give a number"),
         ({"facts": {"users": True}}, "facts: users is true, which is no number"),
     ],
 )
@@ -299,7 +252,6 @@ def test_a_plan_hears_all_users_by_their_records_unless_told_otherwise(tmp_path)
     assert planned(tmp_path, toml(plan={"weighting": "uniform"})).exit_code == 0
     written = tomllib.loads((tmp_path / "plan" / "plan.toml").read_text())
     assert (written["plan"]["user_ratio"], written["plan"]["weighting"]) == (0.5, "uniform")
-    assert "plan.weighting" not in written["facts"]["planned"]
     assert [Limits().share(users) for users in (3, 200, 1000, 5000)] == [1.0, 1.0, 0.2, 0.2]
 
 

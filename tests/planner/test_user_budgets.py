@@ -12,13 +12,7 @@ from typer.testing import CliRunner
 from dpscaffold import Gaussian
 from dpscaffold.cli import app
 from dpscaffold.config import load
-from dpscaffold.planning.asked import usual_budget
 from dpscaffold.planning.surrogate import SurrogateSetting
-
-
-def test_the_usual_budget_is_the_default_or_the_median():
-    assert usual_budget({"default": 4.0, "a": 1.0}) == 4.0
-    assert usual_budget({"a": 1.0, "b": 2.0}) == 1.0
 
 
 def test_the_command_plans_for_the_usual_budget_and_keeps_the_table(tmp_path):

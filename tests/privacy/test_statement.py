@@ -319,10 +319,7 @@ def test_what_is_outside_is_named():
     assert "one process simulates" in codes(sums)["simulated-sums"]
     assert "simulated-sums" not in codes(STATEMENTS["secure sums"])
     assert "X25519" in page(STATEMENTS["secure sums"]) and "X25519" not in page(said)
-    whole = ("algorithm", "plan", "privacy.clip")
-    assert "tuning" not in codes(state([part(SUMS)], Facts(planned=whole)))
-    assert "tuning" in codes(state([part(SUMS)], Facts(planned=("plan",), allowed=())))
-    allowed = state([part(SUMS)], Facts(allowed=("metrics",), planned=whole))
+    allowed = state([part(SUMS)], Facts(allowed=("metrics",)))
     assert "privacy.allow: metrics" in codes(allowed)["allowed"]
     drawn = dict(state([part(SUMS)], Facts(draw_given=True)).needs)
     assert "draw" in drawn and "draw" not in dict(state([part(SUMS)]).needs)

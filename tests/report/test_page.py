@@ -355,22 +355,6 @@ def test_balanced_controls_are_drawn_over_rounds(tmp_path: Path) -> None:
             assert (figure in page) is (name == "scaffold-balanced")
 
 
-def test_a_planned_balanced_run_shows_its_trust(tmp_path: Path) -> None:
-    tables = {
-        "data": {"users": 8, "records": 60, "dimension": 5, "classes": 3},
-        "algorithm": {"name": "scaffold-balanced"},
-        "plan": {"rounds": 6, "local_steps": 2, "user_ratio": 0.5, "evaluate_every": 1},
-        "privacy": {"noise": 4.0},
-    }
-    run(tables, out=tmp_path / "given")
-    run(tables, {"plan.learning_rate": "plan"}, out=tmp_path / "planned")
-    given, planned = (as_html(page_of([tmp_path / name])) for name in ("given", "planned"))
-    for page in (given, planned):
-        assert "Trust a in which users were drawn" in page and "of the controls" in page
-    tuned = "Hyperparameters chosen by looking at results"
-    assert tuned in given and tuned in planned  # the step size alone was planned
-
-
 def test_the_page_begins_with_a_verdict_and_privacy(tmp_path: Path) -> None:
     """One training loss, every metric next to its baseline, privacy before dissimilarity."""
     data = synthetic(users=6, records=40, dimension=4, classes=3)

@@ -32,7 +32,6 @@ from dpscaffold.federation.schema import Target
 from dpscaffold.models import evaluate_files, predict_files
 from dpscaffold.models.export import export
 from dpscaffold.models.module import WholeModel
-from dpscaffold.planning.asked import planned_setting
 from dpscaffold.tasks import LOSSES, ModuleTask
 from dpscaffold.training.evaluator import baseline, constant_loss
 from dpscaffold.training.optimum import solve
@@ -371,11 +370,3 @@ def test_settings_that_do_not_fit_labels_are_refused(
 
     with refuses(said):
         run({"data": data(tmp_path / "t.csv"), "task": task, "plan": PLAN}, out=tmp_path / "run")
-
-
-def test_a_planned_step_size_has_no_surrogate_for_labels(tmp_path: Path) -> None:
-    write(tmp_path / "t.csv", count=60)
-    settings = parse({"data": data(tmp_path / "t.csv"), "plan": {**PLAN, "learning_rate": "plan"},
-                      "privacy": {"noise": 5.0}})  # fmt: skip
-    with refuses("learning-rate-not-planned"):
-        planned_setting(settings, load_federation(settings.data))

@@ -11,9 +11,11 @@ from small import federation
 from stated import over_draw, stated
 from typer.testing import CliRunner
 
-from dpscaffold import BadInput, Gaussian, Logistic, Plan, fedavg, scaffold, train
+from dpscaffold import Gaussian, Logistic, Plan, fedavg, scaffold, train
 from dpscaffold.cli import app
+from dpscaffold.config import Run
 from dpscaffold.errors import Diverged
+from dpscaffold.federation.roster import Roster
 from dpscaffold.privacy.preparation import COUNTED
 
 PLAN = Plan(rounds=6, local_steps=2, user_ratio=0.5, data_ratio=0.5, checkpoint_every=2)
@@ -65,18 +67,15 @@ def test_a_run_that_was_stopped_counts_the_rounds_it_ran(tmp_path):
     assert whole.privacy.towards("server").epsilon == pytest.approx(over_draw(whole.privacy.run, 6))
 
 
-def test_a_step_size_is_not_planned_from_sizes_that_are_hidden(tmp_path):
-    """With a user as unit R_i is private, and η₀ would be a function of it."""
-    config = tmp_path / "run.toml"
-    config.write_text(
-        '[data]\nsource = "synthetic"\nusers = 8\nrecords = 30\n'
-        '[plan]\nrounds = 3\nlocal_steps = 2\nlearning_rate = "plan"\n'
-        '[privacy]\nnoise = 4.0\nunit = "user"\n'
-    )
-    answer = CliRunner().invoke(app, ["train", str(config), "--out", str(tmp_path / "run")])
-    assert isinstance(answer.exception, BadInput), answer.output
-    assert "privacy.unit = 'record'" in str(answer.exception)
-    assert not (tmp_path / "run").exists()
+def test_a_step_size_does_not_tell_sizes_that_are_hidden():
+    """With a user as unit R_i is private, and η₀ is no function of it."""
+    private = Gaussian(noise=4.0, unit="user")
+    rates = {
+        Run(Roster(sizes, (), federation().roster.schema, "t"), Logistic(4, 3), fedavg(), Plan(
+            rounds=3, local_steps=2, user_ratio=1.0), private).settled.learning_rate
+        for sizes in ((30, 40, 50), (9, 700, 20))
+    }  # fmt: skip
+    assert len(rates) == 1
 
 
 @pytest.mark.parametrize("claim", [{"secret": True}, {"release": True}], ids=str)

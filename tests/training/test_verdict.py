@@ -29,7 +29,6 @@ name = "scaffold"
 rounds = 60
 local_steps = 5
 user_ratio = 0.25
-learning_rate = "plan"
 averaging = "tail"
 [privacy]
 epsilon = 1

@@ -192,7 +192,7 @@ class _Scored(Simulator):
         self, user: int, place: int, upload: Upload, before: Slots, broadcast: StackedBroadcast
     ) -> None:
         """Add how much of each of a user's canaries is in the noised gradients of this round."""
-        plan, mine = self.settings[0].plan, self.held[user]
+        plan, mine = self.settings[0].settled, self.held[user]
         if "control" in upload.totals:
             mean = upload.totals["control"][place] + before["control"][place]
         else:

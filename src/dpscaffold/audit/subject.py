@@ -21,7 +21,6 @@ from dpscaffold.data.loading import load_federation
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
 from dpscaffold.federation.schema import Kind
-from dpscaffold.planning.asked import planned_setting
 from dpscaffold.privacy import (
     ALONE,
     Adversary,
@@ -166,7 +165,7 @@ def read_case(source: Path, overrides: list[str] | None = None) -> AuditedRun:
         raise BadInput("not-a-run", f"{source} {what}; give a configuration (TOML) or a run folder")
     settings = load(config, overrides or [])
     federation = load_federation(settings.data)
-    setting = planned_setting(settings, federation)
+    setting = settings.setting(federation)
     run, participations, seeded = _described(setting), None, not setting.secret
     if folder:
         if overrides:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median_low
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
@@ -147,7 +148,7 @@ def _asked(
     """What the configuration and the options say."""
     from dpscaffold.config import parse, read_tables
     from dpscaffold.deployment.server.config import load_served
-    from dpscaffold.planning.asked import facts_of
+    from dpscaffold.planning.facts import facts_of
 
     tables = read_tables(config) if config else {}
     # keys and values are checked before they are planned on
@@ -234,13 +235,12 @@ def _goal(
     sampling: str | None,
     unit: str | None,
 ) -> Goal:
-    from dpscaffold.planning.asked import usual_budget
     from dpscaffold.planning.recommendation import Goal
 
     given = tables.get("privacy", {})
     asked = given.get("epsilon") if epsilon is None else epsilon
     if isinstance(asked, dict):
-        asked = usual_budget(asked)
+        asked = asked.get("default", median_low(asked.values()))  # of users: the usual one
     if asked is None:
         raise BadInput(
             "missing-argument",
@@ -296,7 +296,6 @@ def _preset(
     chosen, and the limits that σ_g is solved under. At deployed sites sizes are declared with
     Poisson batches, and anybody may stay away."""
     from dpscaffold.config import Configuration
-    from dpscaffold.config.plan import Plan
     from dpscaffold.config.secure import Secure
     from dpscaffold.planning.recommendation import Preset
 
@@ -320,7 +319,7 @@ def _preset(
         plan.get("weighting"),
         plan.get("regularisation", 0.0),
         settings.task.build(facts) if "task" in tables else None,
-        settings.plan.at_rate(Plan().rate),
+        settings.plan,
         budget,
         None if privacy is None else privacy.neighbours,
         declared,

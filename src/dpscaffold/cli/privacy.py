@@ -267,7 +267,6 @@ def _of_run(folder: Path, delta: float | None, several: bool = False) -> Subject
 def _of_configuration(path: Path, delta: float | None) -> Subject:
     """A configuration: the run it would make on its data."""
     from dpscaffold.config import load
-    from dpscaffold.config.plan import Plan
     from dpscaffold.data.loading import load_federation
 
     if not path.exists():
@@ -277,7 +276,7 @@ def _of_configuration(path: Path, delta: float | None) -> Subject:
         )
     settings = load(path)
     federation = load_federation(settings.data)
-    setting = settings.setting(federation, Plan().rate)  # no step size costs privacy
+    setting = settings.setting(federation)
     run, limits = setting.describe(delta), settings.privacy
     if run is None or limits is None:
         return Subject(str(path), (), Facts(preparation=federation.preparation))
@@ -290,7 +289,6 @@ def _of_configuration(path: Path, delta: float | None) -> Subject:
         preparation=(*federation.preparation, *unprotected),
         allowed=tuple(limits.allow or ()) if limits.release else None,
         colluders=limits.budget.colluders,
-        planned=settings.planned,
     )
     return Subject(str(path), (part,), facts)
 

@@ -79,14 +79,13 @@ def _tuned(
 ) -> TuningResult:
     """The scores of the grid."""
     from dpscaffold.engines.machine import pick_device, stop_signals
-    from dpscaffold.planning.asked import planned_setting
     from dpscaffold.report.tuning_progress import Rounds
     from dpscaffold.training.events import StopRequested
     from dpscaffold.tuning.tuning import tune
 
     with stop_signals() as caught, Rounds(caught, quiet=silent) as watcher:
         try:
-            return tune(settings, table, pick_device(device), watcher, planned_setting)
+            return tune(settings, table, pick_device(device), watcher)
         except StopRequested as stopped:
             console.print(f"stopped by {stopped} before the grid was finished; nothing was written")
             raise interrupted(str(stopped)) from None
@@ -103,7 +102,6 @@ def _tune_privately(
 ) -> None:
     """Trials at random, the winner in a folder of its own, and what each adversary learns."""
     from dpscaffold.engines.machine import pick_device, stop_signals
-    from dpscaffold.planning.asked import planned_setting
     from dpscaffold.privacy.numbers import digits_up, round_up
     from dpscaffold.report.private_tuning import (
         refuse_earlier,
@@ -117,7 +115,7 @@ def _tune_privately(
     refuse_earlier(folder)
     with stop_signals() as caught, Rounds(caught, quiet=as_json or quiet) as watcher:
         try:
-            tuned = tune_privately(settings, table, pick_device(device), watcher, planned_setting)
+            tuned = tune_privately(settings, table, pick_device(device), watcher)
         except StoppedTrials as stopped:
             spent = stopped.spent
             most = round_up(spent.all_trials["server"])

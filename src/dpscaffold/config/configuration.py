@@ -68,16 +68,14 @@ class Configuration(ConfigTable):
     def _one_round(cls, tables: Any) -> Any:
         return with_one_round(tables)
 
-    def setting(self, data: Federation | Roster, planned: float | None = None) -> Run:
+    def setting(self, data: Federation | Roster) -> Run:
         """The run this configuration describes on those data, of which the roster is all that
-        matters; solves for the noise where ε is given. ``planned`` is η₀ where
-        ``learning_rate = "plan"`` (:func:`~dpscaffold.planning.asked.planned_setting`)."""
+        matters; solves for the noise where ε is given."""
         from dpscaffold.config.run import Run  # its numbers are tensors
         from dpscaffold.federation.roster import Roster
 
         roster, given = data if isinstance(data, Roster) else data.roster, self.privacy
-        plan = self.plan if planned is None else self.plan.at_rate(planned)
-        algorithm, sums = self.trains, self.secure
+        plan, algorithm, sums = self.plan, self.trains, self.secure
         if given is None:
             return Run(roster, self.task.build(roster.schema), algorithm, plan, secure=sums)
         mechanism, budget = given.mechanism, given.budget
@@ -119,14 +117,6 @@ class Configuration(ConfigTable):
             secure=self.secure,
         )
 
-    @property
-    def planned(self) -> tuple[str, ...]:
-        """The keys that were, or will be, chosen on a public surrogate."""
-        given = () if self.facts is None else self.facts.planned
-        if self.plan.learning_rate != "plan":
-            return given
-        return tuple(sorted({*given, "plan.learning_rate"}))
-
     def resolved(self, setting: Run) -> dict[str, Any]:
         """As written to ``config.toml``: every key spelled out, the noise solved, nothing left to
         defaults."""
@@ -136,11 +126,8 @@ class Configuration(ConfigTable):
             tables["privacy"]["noise"] = setting.privacy.noise
             if setting.privacy.noise_by_user is not None:
                 tables["privacy"]["noise_by_user"] = list(setting.privacy.noise_by_user)
+        tables["plan"]["learning_rate"] = setting.settled.learning_rate
         tables["plan"]["warm_rounds"] = setting.warm_rounds
         if setting.draw_given:  # a seed of the operating system is kept elsewhere
             tables["plan"]["seed"] = setting.plan.public_seed
-        if self.plan.learning_rate == "plan":
-            tables["plan"]["learning_rate"] = setting.plan.learning_rate
-            facts = (self.facts or FactsSettings()).model_copy(update={"planned": self.planned})
-            tables["facts"] = facts.model_dump(mode="json", exclude_none=True)
         return tables

@@ -10,8 +10,7 @@ from dpscaffold.config.table import ConfigTable
 
 
 class FactsSettings(ConfigTable):
-    """``[facts]``: what is public about the data, for ``dpscaffold plan`` and
-    ``plan.learning_rate = "plan"``."""
+    """``[facts]``: what is public about the data, for ``dpscaffold plan``."""
 
     users: int | None = None
     """M, the publicly known number of users. Example: ``100``"""
@@ -24,14 +23,10 @@ class FactsSettings(ConfigTable):
     similarity: float | Literal["unknown"] = "unknown"
     """γ, the similarity of the users in per cent; 'unknown' assumes 0. Example: ``10.0``"""
     row_norm: float | Literal["none"] | None = None
-    """The row norm that preprocessing guarantees, or 'none'. By default 1 for a plan; in training
-    it is read from the schema. Example: ``1.0``"""
+    """The row norm that preprocessing guarantees, or 'none'. By default 1. Example: ``1.0``"""
     secure_sums: bool = False
     """Whether secure sums are available, so that a plan may use them if they are better. Example:
     ``true``"""
-    planned: tuple[str, ...] = ()
-    """The keys that were chosen from public facts; written by 'plan' and 'train'. Example:
-    ``["plan.learning_rate"]``"""
 
 
 class StoppingSettings(ConfigTable):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from dpscaffold.config.run import Run
 from dpscaffold.privacy.numbers import digits_up
+
+if TYPE_CHECKING:
+    from dpscaffold.config.run import Run
 
 #: One site dominates where more than this share of the noise's variance is its own.
 DOMINATES = 0.5
@@ -17,12 +20,11 @@ DOMINATES = 0.5
 def site_noise(setting: Run) -> Tensor:
     """The standard deviation of every site's noise as a round's mean counts it, (M,): 2Cσ_i/b_i,
     times w_i/w̄ where the mean is weighted. Zeros where nothing is noised."""
-    known = setting.known(range(setting.users))
-    if known.spread is None:
+    if setting.privacy is None or setting.privacy.noise == 0:
+        return torch.zeros(setting.users, dtype=torch.float64)
+    if setting.privacy.clip == "median":
         raise ValueError("the noise of a clip bound that is computed from the batch is not known")
-    spread = torch.as_tensor(known.spread, dtype=torch.float64) * torch.ones(setting.users, 1)
-    weight = torch.as_tensor(known.weight, dtype=torch.float64) * torch.ones(setting.users, 1)
-    return (spread * weight / weight.mean())[:, 0]
+    return setting.spreads()[:, 0] * setting.weights / setting.weights.mean()
 
 
 def round_noise(setting: Run) -> float:
@@ -30,6 +32,7 @@ def round_noise(setting: Run) -> float:
     the m participants of a round and one local step.
 
     >>> from dpscaffold import Gaussian, Logistic, Plan, fedavg, synthetic
+    >>> from dpscaffold.config import Run
     >>> plan = Plan(local_steps=1, user_ratio=1.0, data_ratio=1.0, weighting="records")
     >>> roster = synthetic(users=4, records=50).roster
     >>> run = Run(roster, Logistic(40, 10), fedavg(), plan, Gaussian(1.0, 10.0, "poisson"))

@@ -71,9 +71,9 @@ class Plan(RunTable):
     data_ratio: Share = 0.2
     """s, the share of records in a batch: a step uses ⌊sR⌋ of a user's R records. Value: a number
     above 0 and at most 1. Example: ``0.1``"""
-    learning_rate: Rate | Literal["plan"] = 0.5
-    """η₀: the local step size is η₀/(sK). With 'plan', train chooses it from public facts. Value: a
-    number above 0, or 'plan'. Example: ``0.2``"""
+    learning_rate: Rate | None = None
+    """η₀: the local step size is η₀/(sK). Left out, it is chosen from public numbers: the sizes of
+    the sites, the plan and the noise. Value: a number above 0. Example: ``0.2``"""
     server_rate: Rate = 1.0
     """η_g, the server's step size: the factor of the mean of the users' updates. Value: a number
     above 0. Example: ``0.5``"""
@@ -129,21 +129,6 @@ class Plan(RunTable):
             )
         return self
 
-    def at_rate(self, rate: float) -> Plan:
-        """This plan; where η₀ is still to be chosen, with this one."""
-        return self.changed(learning_rate=rate) if self.learning_rate == "plan" else self
-
-    @property
-    def rate(self) -> float:
-        """η₀, refused where it is still to be chosen."""
-        if self.learning_rate == "plan":
-            raise BadInput(
-                "learning-rate-not-planned",
-                "plan.learning_rate is 'plan', which 'train' chooses from the roster; give a "
-                "number here, for example the one that 'dpscaffold plan' recommends",
-            )
-        return self.learning_rate
-
     @cached_property
     def public_seed(self) -> int:
         """The seed of first weights, and of all draws of a run without secret noise."""
@@ -151,8 +136,9 @@ class Plan(RunTable):
 
     @cached_property
     def step_size(self) -> float:
-        """η_l = η₀/(sK)."""
-        return self.rate / (self.data_ratio * self.local_steps)
+        """η_l = η₀/(sK); η₀ was given, or a run has chosen it."""
+        assert self.learning_rate is not None
+        return self.learning_rate / (self.data_ratio * self.local_steps)
 
     def step_size_in(self, round: int) -> float:
         """η_l in a round, by the schedule; rounds count from 1.

@@ -32,7 +32,7 @@ def load(
     everything."""
     tables = dict(base or {}) if path is None else read_tables(path)
     for item in overrides:
-        tables = unplanned(override(tables, item), item.partition("=")[0].strip())
+        tables = override(tables, item)
     return parse(tables, home(Path(path)) if path is not None else None)
 
 
@@ -45,36 +45,6 @@ def home(path: Path) -> Path:
     except (OSError, ValueError, AttributeError):
         return path.parent
     return Path(home) if isinstance(home, str) else path.parent
-
-
-#: Keys that say nothing about how well a run learns.
-_HARMLESS = (
-    "plan.seed",
-    "plan.evaluate_every",
-    "plan.checkpoint_every",
-    "task.optimum",
-    "task.metrics",
-    "task.dissimilarity",
-)
-
-
-def unplanned(tables: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """The tables after a change of one key by hand: where it was among what was planned on a public
-    surrogate, nothing is called planned any more, for who knows what the change was made by; nor
-    where the model is another than the one that was planned for.
-
-    >>> unplanned({"facts": {"planned": ["plan"]}}, "plan.learning_rate")
-    {'facts': {}}
-    >>> unplanned({"facts": {"planned": ["plan"]}}, "data.users")
-    {'facts': {'planned': ['plan']}}
-    """
-    facts = dict(tables.get("facts", {})) if isinstance(tables.get("facts"), Mapping) else {}
-    named = facts.get("planned", ())
-    touched = any(key == name or key.startswith(f"{name}.") for name in (*named, "task"))
-    if not named or not touched or key in _HARMLESS:
-        return dict(tables)
-    facts.pop("planned")
-    return {**tables, "facts": facts}
 
 
 def read_tables(path: Path | str) -> dict[str, Any]:

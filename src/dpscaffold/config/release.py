@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from dpscaffold.config import Configuration, Run
-from dpscaffold.config.plan import Plan
 from dpscaffold.data.prepared import Shift, Standardised
 from dpscaffold.data.tables.cells import toml_key, toml_text
 from dpscaffold.data.tables.codec import Coding
@@ -29,7 +28,7 @@ def for_release(settings: Configuration, federation: Federation) -> Configuratio
     privacy = settings.privacy
     if privacy is None or not privacy.release:
         return settings
-    setting = settings.setting(federation, Plan().rate)  # no step size costs privacy
+    setting = settings.setting(federation)
     _refuse_open_doors(setting, federation, privacy.allow or ())
     return settings.model_copy(update={"privacy": privacy.changed(secret=True)})
 

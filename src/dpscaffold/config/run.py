@@ -28,6 +28,7 @@ from dpscaffold.config.budgets import (
 from dpscaffold.config.gaussian import STORED, Gaussian, choose_relation
 from dpscaffold.config.identity import algorithm_identity, task_identity
 from dpscaffold.config.plan import ONE_ROUND, Plan
+from dpscaffold.config.rate import choose_rate
 from dpscaffold.config.secure import Secure, SumPlan
 from dpscaffold.config.table import RunTable
 from dpscaffold.errors import BadInput
@@ -73,7 +74,7 @@ class Run:
     def __post_init__(self) -> None:
         if self.algorithm.sums is not None:
             self._check_sums()
-        _ = self.batch_sizes, self.cohort_size, self.plan.step_size  # refuses what cannot be drawn
+        _ = self.batch_sizes, self.cohort_size  # refuses what cannot be drawn
         self._check_limits()
         if self.algorithm.sums is not None:
             self._set_sums(self.algorithm.sums)
@@ -382,6 +383,14 @@ class Run:
         return round(4 / self.plan.user_ratio) if planned is None else planned
 
     @cached_property
+    def settled(self) -> Plan:
+        """The plan with η₀: the number that was given, or else the one that is chosen from the
+        numbers of this run, which are public."""
+        if self.plan.learning_rate is not None:
+            return self.plan
+        return self.plan.changed(learning_rate=choose_rate(self))
+
+    @cached_property
     def averaged_from(self) -> float:
         """The first round whose x is part of the averaged output; ∞ where none is."""
         return self.plan.averaged_from(self.warm_rounds)
@@ -414,7 +423,7 @@ class Run:
         """The public numbers of these users' participation in a round; spread and weight are
         (U, 1), and so are the steps where users differ in them."""
         plan, privacy = self.plan, self.privacy
-        rows, step_size = torch.as_tensor(users, dtype=torch.long), plan.step_size_in(round)
+        rows, step_size = torch.as_tensor(users, dtype=torch.long), self.settled.step_size_in(round)
         weight = self.weights[rows].float()[:, None]
         spread: float | Tensor | None = 0.0
         if privacy is not None and privacy.noise > 0:
@@ -511,7 +520,7 @@ class Run:
         """What a run must share with this one to be the same, in plain values: data by title (their
         digest is kept next to it), task, algorithm with its numbers, plan, mechanism and limits. A
         seed of the operating system is not among them."""
-        plan = {**_given(_fields(self.plan)), "warm_rounds": self.warm_rounds}
+        plan = {**_given(_fields(self.settled)), "warm_rounds": self.warm_rounds}
         if self.draw_given:
             plan["seed"] = self.plan.public_seed
         limits: dict[str, Any] = {}

@@ -174,6 +174,7 @@ class UnitNorm:
     [[0.6000000238418579, 0.800000011920929], [0.0, 0.0]]
     """
 
+    norm: ClassVar[float] = 1.0
     protection: ClassVar[Protection] = "none needed"
     cost: ClassVar[Cost | None] = None
     sentence: ClassVar[str] = "Rows were scaled to unit norm, record by record (no fit)."

@@ -126,7 +126,7 @@ def upload_of_mean(setting: Run, phase: Algorithm, broadcast: Broadcast, mean: T
     It is what one participant with that gradient would send: uploads are linear in the gradient.
     """
     x, plan = broadcast.params, setting.plan
-    step_size = plan.step_size_in(broadcast.round)
+    step_size = setting.settled.step_size_in(broadcast.round)
     at = Participant(broadcast, {}, Known(1, step_size))
     gradient = mean.to(x.dtype) + plan.regularisation * x
     y = x - step_size * phase.direction(gradient, x, at)

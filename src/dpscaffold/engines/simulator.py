@@ -181,7 +181,7 @@ class Simulator:
         that take part."""
         setting, sizes, batches = self.settings[run], self._sizes[run], self._batches[run]
         roster, streams = setting.roster, self._of_round(round, run)
-        sums, step_size = setting.sums, setting.plan.step_size_in(round)
+        sums, step_size = setting.sums, setting.settled.step_size_in(round)
         taking_part = None if sums is None else members or len(users)
         by_noise = setting.plan.weighting == "noise"
         return [

@@ -185,8 +185,9 @@ def _over_rates(axis: Axes, results: Results, place: tuple[str, str, str]) -> No
     by_clip: dict[float, list[tuple[float, str]]] = {}
     for choice, runs in results.places[place].items():
         settings = runs[0].case.settings
-        assert settings.privacy is not None
-        by_clip.setdefault(float(settings.privacy.clip), []).append((settings.plan.rate, choice))
+        assert settings.privacy is not None and settings.plan.learning_rate is not None
+        entries = by_clip.setdefault(float(settings.privacy.clip), [])
+        entries.append((settings.plan.learning_rate, choice))
     for k, (clip, entries) in enumerate(sorted(by_clip.items())):
         rates = [rate for rate, _ in sorted(entries)]
         for (_, value), dashes in zip(OUTPUTS, ("--", "-"), strict=True):

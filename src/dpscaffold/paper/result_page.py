@@ -135,7 +135,7 @@ def _end(results: Results, place: Place) -> list[str]:
     return [
         f"{place[0]}, {place[1]}",
         place[2],
-        f"{runs[0].case.settings.plan.rate:g}",
+        f"{runs[0].case.settings.plan.learning_rate:g}",
         str(runs[0].finished.rounds),
         percent(results.summary(place, choice, last)),
         percent(results.summary(place, choice, average)),

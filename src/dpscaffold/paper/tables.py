@@ -172,8 +172,9 @@ def _grid(results: Results, place: Place, best: dict[Value, str]) -> str:
     for choice, runs in results.places[place].items():
         settings = runs[0].case.settings
         entry = [_marked(results.summary(place, choice, v), best[v] == choice) for v, _ in OUTPUTS]
-        assert settings.privacy is not None
-        by_clip.setdefault(float(settings.privacy.clip), {})[settings.plan.rate] = " / ".join(entry)
+        assert settings.privacy is not None and settings.plan.learning_rate is not None
+        entries = by_clip.setdefault(float(settings.privacy.clip), {})
+        entries[settings.plan.learning_rate] = " / ".join(entry)
     rates = sorted({rate for entries in by_clip.values() for rate in entries})
     rows = [
         [f"C = {clip:g}", *(entries.get(rate, "") for rate in rates)]

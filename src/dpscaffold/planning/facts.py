@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dpscaffold.checks import whole
+from dpscaffold.config.extras import FactsSettings
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.roster import FEW_USERS, Roster
 from dpscaffold.federation.schema import MOST_CLASSES, Target, schema_of
@@ -188,3 +189,33 @@ def least_batch_ratio(sizes: Sequence[int], asked: float | None) -> float:
                 f"one; use at least {digits_up(1 / min(sizes), 4)}",
             )
     return asked
+
+
+def _missing(given: FactsSettings) -> str:
+    needed = ("users", "records", "features", "classes")
+    missing = [f"facts.{name}" for name in needed if getattr(given, name) is None]
+    return (
+        f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not given; say them in "
+        f"[facts] or as options (classes = 0 where a number is predicted)"
+    )
+
+
+def facts_of(given: FactsSettings) -> Facts:
+    """The facts of a ``[facts]`` table; those that are missing are named."""
+    users, records, features, classes = given.users, given.records, given.features, given.classes
+    if users is None and isinstance(records, tuple):
+        users = len(records)
+    if users is None or records is None or features is None or classes is None:
+        raise BadInput("missing-argument", _missing(given))
+    return Facts.of(
+        users=users,
+        records=records,
+        features=features,
+        classes=classes,
+        similarity=None if given.similarity == "unknown" else given.similarity,
+        row_norm=_norm(1.0 if given.row_norm is None else given.row_norm),
+    )
+
+
+def _norm(said: float | str) -> float | None:
+    return None if isinstance(said, str) else said

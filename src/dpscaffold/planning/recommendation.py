@@ -36,12 +36,6 @@ from dpscaffold.training.events import Listener, silence
 #: Steps beyond which K brings nothing that was measured.
 STEPS = 10
 
-#: Fields of a plan that are chosen here, and those that are left as they were given.
-CHOSEN = tuple(
-    f"plan.{name}" for name in ("rounds", "local_steps", "user_ratio", "learning_rate", "averaging")
-)
-LEFT = ("server_rate", "warm_rounds")
-
 VIEWS: tuple[View, ...] = ("server", "third-party", "participant")
 
 
@@ -98,35 +92,6 @@ class Preset:
     secure: Secure | None = None
     available: Secure | None = None
     budgets: Mapping[str, float] | None = None
-
-    @property
-    def chosen(self) -> tuple[str, ...]:
-        """The keys of a configuration that are left to the planner: none that was settled before,
-        by whatever it was settled.
-
-        >>> Preset().chosen, Preset(clip=1.0, plan=Plan(seed=3)).chosen
-        (('algorithm', 'plan', 'privacy.clip'), ('algorithm', 'plan'))
-        >>> Preset(data_ratio=0.1).chosen[1:4]
-        ('plan.rounds', 'plan.local_steps', 'plan.user_ratio')
-        """
-        plan = (*CHOSEN, *self._unset("plan", "data_ratio", "weighting"))
-        return (
-            *(() if self.algorithm is not None else ("algorithm",)),
-            *(plan if self._settles_plan else ("plan",)),
-            *self._unset("privacy", "clip"),
-        )
-
-    def _unset(self, table: str, *names: str) -> list[str]:
-        return [f"{table}.{name}" for name in names if getattr(self, name) is None]
-
-    @property
-    def _settles_plan(self) -> bool:
-        """Whether any key of the plan was settled before."""
-        usual, given = Plan(), self.plan or Plan()
-        given_keys = (self.data_ratio, self.weighting)
-        settled = any(value is not None for value in given_keys)
-        changed = any(getattr(given, name) != getattr(usual, name) for name in LEFT)
-        return settled or changed or self.regularisation != 0
 
 
 @dataclass(frozen=True)
@@ -387,7 +352,6 @@ def as_tables(found: Recommendation) -> dict[str, Any]:
             "classes": facts.classes,
             "similarity": "unknown" if facts.similarity is None else facts.similarity,
             "row_norm": "none" if facts.row_norm is None else facts.row_norm,
-            "planned": list(found.preset.chosen),
         },
         "task": {"kind": "logistic" if facts.classes else "linear"},
         "algorithm": {"name": setting.algorithm.name, **setting.algorithm.numbers},

@@ -136,7 +136,7 @@ def invented(
     each = shape.records + tested
     if shape.users * each * shape.features > HELD:
         raise BadInput(
-            "learning-rate-not-planned",
+            "too-many-weights",
             f"a row has {shape.features} features, which cannot be made fewer on a surrogate of a "
             f"module; at most {HELD // (shape.users * each)} can be planned on, so choose "
             f"plan.learning_rate yourself",
@@ -267,7 +267,7 @@ def _noised(setting: Run, shape: Shape, privacy: Gaussian) -> Gaussian:
     with weights hears a user's noise w_i/w̄ times as loud."""
     if isinstance(privacy.clip, str):
         raise BadInput(
-            "learning-rate-not-planned",
+            "median-clip",
             "privacy.clip is 'median', and a surrogate needs noise that is known from public "
             "numbers; give a number, or choose plan.learning_rate yourself",
         )

@@ -115,7 +115,6 @@ class Statement:
         preparation: How the records were prepared.
         outside: What no ε covers: a code and a sentence each.
         needs: What has to be true for it to hold, likewise.
-        planned: The keys of the configuration that were chosen from public facts.
         journal: The state of the run's journal when the statement was written.
     """
 
@@ -136,7 +135,6 @@ class Statement:
     preparation: tuple[PreparationStep, ...] = ()
     outside: tuple[tuple[str, str], ...] = ()
     needs: tuple[tuple[str, str], ...] = ()
-    planned: tuple[str, ...] = ()
     journal: JournalHead | None = None
 
     @property

@@ -47,7 +47,6 @@ class Facts:
         draw_given: Whether somebody may have chosen who took part.
         preparation: The steps that made the features.
         allowed: The exceptions from a release's rules; None where nothing is released.
-        planned: The keys that were chosen from public facts.
         colluders: How many participants pool what they know.
         cap: The most often that a user takes part in all parts, 0 where nothing bounds it.
         fixed_in_advance: Whether no part was planned after seeing an earlier one's outputs.
@@ -59,7 +58,6 @@ class Facts:
     draw_given: bool = False
     preparation: tuple[Preparation, ...] = ()
     allowed: tuple[str, ...] | None = None
-    planned: tuple[str, ...] = ()
     colluders: int = 1
     cap: int = 0
     fixed_in_advance: bool = False
@@ -77,8 +75,6 @@ SIMULATED_SUMS = "Secure sums that one process simulates: it sees every upload."
 UNCHANGED = "users (sites) run this software unchanged"
 BLIND = "nobody chose participants, or when to stop, by results"
 UNBROKEN = "nobody breaks X25519, HKDF, ChaCha20 or Ed25519"
-#: What a whole plan chooses; of less than this something else was settled otherwise.
-WHOLE_PLAN = frozenset({"algorithm", "plan", "privacy.clip"})
 
 
 def state(parts: Sequence[Part], facts: Facts = Facts()) -> Statement:
@@ -98,7 +94,6 @@ def state(parts: Sequence[Part], facts: Facts = Facts()) -> Statement:
         seeded=facts.seeded,
         preparation=prepared(facts.preparation, begun[0].run.unit if begun else "record"),
         outside=_outside(begun, facts),
-        planned=facts.planned,
         journal=facts.journal,
     )
     if not begun:
@@ -306,8 +301,7 @@ def _outside(parts: Sequence[Part], facts: Facts) -> tuple[tuple[str, str], ...]
         ("allowed", f"Released all the same (privacy.allow: {what}).")
         for what in facts.allowed or ()
     ]
-    if not set(facts.planned) >= WHOLE_PLAN:
-        found.append(("tuning", TUNED))
+    found.append(("tuning", TUNED))
     if parts and parts[0].run.secure is not None:
         found += [("simulated-sums", SIMULATED_SUMS)] if facts.held != "sites" else []
     elif parts and any(

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import math
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -113,7 +112,6 @@ class Account:
     colluders: int = 1
     drawn: SeedKnowledge = UNKNOWN
     allowed: tuple[str, ...] | None = None
-    planned: tuple[str, ...] = ()
     parts: tuple[Ledger, ...] = ()
     data: str | None = None
     source: str | None = None
@@ -156,7 +154,6 @@ class Account:
             draw_given=self.drawn.given,
             preparation=self.preparation,
             allowed=self.allowed,
-            planned=self.planned,
             colluders=self.colluders if colluders is None else colluders,
             cap=self.cap,
             journal=JournalHead(self.anchor.lines, self.anchor.head),
@@ -220,7 +217,6 @@ def read_account(folder: Path) -> Account:
             "run-file-changed",
             f"{folder / PREPARATION} is not the one this run began with; {AGAIN}",
         )
-    config = _read_config(folder)
     ledger = ledger.charged(costs)
     planning = read_parts(journal, ledger.run.rounds)
     parts = planning.ledgers(ledger, read_entries(journal)) if planning.several else ()
@@ -238,22 +234,12 @@ def read_account(folder: Path) -> Account:
         colluders=opening.colluders,
         drawn=_drawn(folder, opening, journal),
         allowed=opening.allowed,
-        planned=tuple(config.get("facts", {}).get("planned", ())),
         parts=parts,
         source=journal.first,
     )
     if opening.earlier is None:
         return account
     return account.after(read_account(folder / EARLIER), read_people(folder))
-
-
-def _read_config(folder: Path) -> dict[str, Any]:
-    """The configuration of a run folder, where it has one."""
-    path = folder / "config.toml"
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    except ValueError as error:
-        raise BadInput("run-damaged", f"{path} is damaged ({error}); {AGAIN}") from error
 
 
 def _drawn(folder: Path, opening: Opening, journal: Journal) -> SeedKnowledge:

@@ -170,7 +170,7 @@ class RunDriver:
             kept += f", and all {self.accounts.ledger.rounds} planned rounds are counted there"
         raise Diverged(
             f"the run diverged at round {round}: the parameters are no longer finite; lower "
-            f"plan.learning_rate (now {self.setting.plan.rate:g}) or privacy.noise, or "
+            f"plan.learning_rate (now {self.setting.settled.learning_rate:g}) or privacy.noise, or "
             f"raise plan.regularisation{kept}"
         )
 

@@ -145,15 +145,6 @@ def _notifier(say: Say | None, warn: Say | None) -> Say | None:
     return lambda note: warn(note) if note.startswith("warning:") else None
 
 
-def _setting_of(settings: Configuration, federation: Federation) -> Run:
-    """The setting of a configuration; the planner chooses the step size if asked to."""
-    if settings.plan.learning_rate != "plan":
-        return settings.setting(federation.roster)
-    from dpscaffold.planning.asked import planned_setting  # it trains, and most runs need none
-
-    return planned_setting(settings, federation)
-
-
 def _progress(setting: Run, quiet: bool) -> AbstractContextManager[Listener]:
     simulated = setting.privacy is not None and not setting.secret
     label = f"{setting.label}{' (simulated)' if simulated else ''}"
@@ -186,7 +177,7 @@ def run_settings(
         federation = load_federation(settings.data, _notifier(say, warn))
     if privacy is not None and privacy.release:
         settings = for_release(settings, federation)
-    setting = _setting_of(settings, federation)
+    setting = settings.setting(federation)
     resolved, home = settings.resolved(setting), settings.home
     if say is not None:
         say(str(federation))

@@ -36,6 +36,9 @@ from dpscaffold.training.result import Result, summarise
 #: Your own metric: the model and the evaluation data → a number, under the function's name.
 OwnMetric = Callable[[Model, Federation], float]
 
+#: What a run folder's config.toml says where nobody gave the step size.
+CHOSEN = "# plan.learning_rate was chosen from public numbers: sizes, plan and noise.\n"
+
 
 class RunInProgress(RunDriver):
     """One simulated run in progress."""
@@ -133,7 +136,8 @@ class RunInProgress(RunDriver):
         data = identity(key, digest.value)
         known = Identity(data, digest.covers, self.engine_name, self.home)
         seed = None if self.accounts.run is None else self.seed
-        folder.begin(to_toml(described), known, self.stated, key, seed)
+        chosen = CHOSEN if self.setting.plan.learning_rate is None else ""
+        folder.begin(chosen + to_toml(described), known, self.stated, key, seed)
         self.log = RunLog(folder.path)
         self.accounts.attach(folder, data, self.seed)
 

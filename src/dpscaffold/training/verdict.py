@@ -96,7 +96,7 @@ def cause(setting: Run, statement: Statement, overshoots: bool, named: bool = Fa
     private."""
     privacy, plan = setting.privacy, setting.plan
     if privacy is None or privacy.noise == 0:
-        rate = f"lower plan.learning_rate (now {plan.rate:g})"
+        rate = f"lower plan.learning_rate (now {setting.settled.learning_rate:g})"
         more = f"more rounds may help (plan.rounds is {plan.rounds})"
         return f"the step size is too large: {rate}" if overshoots else more
     if privacy.clip == "median":
@@ -108,7 +108,7 @@ def cause(setting: Run, statement: Statement, overshoots: bool, named: bool = Fa
         why = next(iter(changes.values()))[1]
         why = why if named else why.partition(" (")[0]
         return f"{why}; {times:.2g} times less noise at the same ε: {options}"
-    return _cause_of_noise(setting, ", ".join(statement.planned), overshoots)
+    return _cause_of_noise(setting, overshoots)
 
 
 def _kept(setting: Run, statement: Statement) -> Epsilon | None:
@@ -120,13 +120,14 @@ def _kept(setting: Run, statement: Statement) -> Epsilon | None:
     return {name: statement.by_group[run.place(user)] for user, name in enumerate(names)}
 
 
-def _cause_of_noise(setting: Run, tuned: str, overshoots: bool) -> str:
+def _cause_of_noise(setting: Run, overshoots: bool) -> str:
     """The cause where no other setting has less noise at the same ε."""
     privacy, plan = setting.privacy, setting.plan
     assert privacy is not None
-    if overshoots and "plan" not in tuned and setting.roster.schema.target.kind != "labels":
+    if overshoots and plan.learning_rate is not None:
         return (
-            f"the step size {plan.rate:g} is too large for the noise: --set plan.learning_rate=plan"
+            f"the step size {plan.learning_rate:g} is too large for the noise: leave "
+            f"plan.learning_rate out"
         )
     loud = _noise(setting) * math.sqrt(setting.task.parameters)
     if loud > LOUD and (privacy.sampling, privacy.unit) == ("fixed", "record"):

@@ -41,7 +41,7 @@ from dpscaffold.training.stack import Outcome, Schedule, split, train_stack
 from dpscaffold.tuning.folds import fold_federation
 from dpscaffold.tuning.private_scores import ScoreRule, comparison, scored
 from dpscaffold.tuning.settings import TuneSettings
-from dpscaffold.tuning.tuning import SettingOf, with_values
+from dpscaffold.tuning.tuning import with_values
 
 #: The name of what scores cost.
 SCORE = "validation score"
@@ -114,11 +114,8 @@ class PrivateTuningResult:
 
     def best_tables(self) -> dict[str, Any]:
         """The configuration with the winner's values set."""
-        tables = with_values(self.settings, self.winner.values).model_dump(
-            mode="json", exclude_none=True
-        )
-        tables.get("facts", {}).pop("planned", None)
-        return tables
+        best = with_values(self.settings, self.winner.values)
+        return best.model_dump(mode="json", exclude_none=True)
 
     def released(self) -> dict[str, Any]:
         """What a third party may be given: the winner, and what that says of the records."""
@@ -149,7 +146,6 @@ def tune_privately(
     table: TuneSettings,
     device: torch.device,
     tell: Listener = silence,
-    setting_of: SettingOf = Configuration.setting,
     choosing: CandidateSource | None = None,
 ) -> PrivateTuningResult:
     """Draw how many candidates to try and which, train and score them, and account for it."""
@@ -159,7 +155,7 @@ def tune_privately(
     whole = load_federation(settings.data)
     compared = comparison(table, whole.target)
     trained, held_out, scored_on = _records(settings, table, whole)
-    candidates = [_candidate(setting_of(with_values(settings, point), trained)) for point in points]
+    candidates = [_candidate(with_values(settings, point).setting(trained)) for point in points]
     runs = [_described(one, whole) for one in candidates]
     score = _score_cost(table, runs[0])
     stream: CandidateSource = secrets.SystemRandom() if choosing is None else choosing

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -30,9 +30,6 @@ from dpscaffold.training.events import Listener, StackBegun, silence
 from dpscaffold.training.stack import Outcome, Schedule, split, train_stack
 from dpscaffold.tuning.folds import fold_federation
 from dpscaffold.tuning.settings import TuneSettings
-
-#: The run of a configuration on a federation.
-SettingOf = Callable[[Configuration, Federation], Run]
 
 
 @dataclass(frozen=True)
@@ -108,11 +105,8 @@ class TuningResult:
 
     def best_tables(self) -> dict[str, Any]:
         """The configuration with the best values set."""
-        tables = with_values(self.settings, self.best.values).model_dump(
-            mode="json", exclude_none=True
-        )
-        tables.get("facts", {}).pop("planned", None)  # tuned, whatever was planned before
-        return tables
+        best = with_values(self.settings, self.best.values)
+        return best.model_dump(mode="json", exclude_none=True)
 
 
 def read_tuning(path: Path, overrides: Sequence[str] = ()) -> tuple[Configuration, TuneSettings]:
@@ -228,10 +222,8 @@ def tune(
     table: TuneSettings,
     device: torch.device,
     tell: Listener = silence,
-    setting_of: SettingOf = Configuration.setting,
 ) -> TuningResult:
-    """Run every point of the grid on every fold, stacked where shapes agree, and compare.
-    ``setting_of`` makes the run of a configuration on a federation."""
+    """Run every point of the grid on every fold, stacked where shapes agree, and compare."""
     whole = load_federation(settings.data if table.public is None else table.public)
     metric = _metric_of(table, whole.target)
     folds = [fold_federation(whole, k, table.folds) for k in range(table.folds)]
@@ -239,7 +231,7 @@ def tune(
     runs = list(product(range(len(folds)), range(len(points))))
     configured = [with_values(settings, point) for point in points]
     outputs = [judged_output(one, table) for one in configured]
-    built = [_setting(one, folds, setting_of) for one in configured]
+    built = [_setting(one, folds) for one in configured]
     stacked = [built[p][f] for f, p in runs]
     shown = f"test_{metric.name}"
     schedule = Schedule(late=10, full=shown != shown_metric(whole.target))
@@ -286,17 +278,15 @@ def _train_stacks(
     return [outcomes[k] for k in range(len(settings))]
 
 
-def _setting(
-    settings: Configuration, folds: Sequence[Federation], setting_of: SettingOf
-) -> list[Run]:
-    """The run on every fold. The noise of a given ε is solved once: folds have the same sizes up to
+def _setting(settings: Configuration, folds: Sequence[Federation]) -> list[Run]:
+    """The run on every fold. Noise and step size are found once: folds have the same sizes up to
     one."""
     tables = settings.model_dump(mode="json", exclude_none=True)
     if settings.plan.averaging == "none":
         tables["plan"]["averaging"] = "tail"  # for those who ask for tune.output = "average"
     averaged = parse(tables, settings.algorithm.folder)
-    first = setting_of(averaged, folds[0])
-    return [replace(first, roster=fold.roster) for fold in folds]
+    first = averaged.setting(folds[0])
+    return [replace(first, roster=fold.roster, plan=first.settled) for fold in folds]
 
 
 def judged_output(settings: Configuration, table: TuneSettings) -> Literal["last", "average"]:

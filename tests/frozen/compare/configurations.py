@@ -10,8 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from dpscaffold.algorithms import ALGORITHMS, ITERATIVE
 from frozen import configurations
 from frozen.compare.difference import Difference
+
+#: Algorithms that take a single sum.
+ONCE = set(ALGORITHMS) - set(ITERATIVE)
 
 RENAMES = Path(__file__).parents[1] / "renames.toml"
 
@@ -54,6 +58,10 @@ def renamed(tables: Mapping[str, Any], renames: Mapping[str, Any]) -> dict[str, 
         value = _take(found, key)
         if value is not None:
             _place(found, key, names.get(value, value) if isinstance(value, str) else value)
+    if found.get("algorithm", {}).get("name") not in ONCE:  # these have a plan of their own
+        for key, value in renames.get("defaults", {}).items():
+            given = _take(found, key)
+            _place(found, key, value if given is None else given)
     return found
 
 

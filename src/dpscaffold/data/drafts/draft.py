@@ -69,7 +69,6 @@ def run_lines(
         f"user_ratio = {ratio:g}  # the share of sites that take part in a round",
         "data_ratio = 1.0  # a step uses all records of a site",
         f'weighting = "records"  # {quiet}',
-        'learning_rate = "plan"  # from the sizes of the sites and the noise: it reads no record',
         "regularisation = 0.0",
         'averaging = "tail"  # average the last rounds: free, and better under noise',
         "",

@@ -481,6 +481,16 @@ class Offer(ConfigTable):
         return self
 
     @model_validator(mode="after")
+    def _in_full(self) -> Offer:
+        if self.plan.learning_rate is None:
+            raise BadInput(
+                "learning-rate-without-sizes",
+                "plan.learning_rate is left out, and sites are offered a number; give it, or "
+                "deploy.records (every site's public size), for which the server chooses one",
+            )
+        return self
+
+    @model_validator(mode="after")
     def _own_noises(self) -> Offer:
         privacy, noises = self.privacy, self.noises
         if privacy is not None and privacy.noise_by_user is not None:

@@ -227,7 +227,7 @@ def _decayed(
         return 0.0
     if farthest is None or not isinstance(direction, Pulled):
         return None
-    largest = setting.plan.step_size  # no schedule ever goes above it
+    largest = setting.settled.step_size  # no schedule ever goes above it
     size = norms.size if direction.strength == "auto" else largest
     pull = float(torch.as_tensor(direction.pull(at)))
     if not largest * decay + size * pull <= 1:

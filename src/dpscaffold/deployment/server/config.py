@@ -16,6 +16,7 @@ from dpscaffold.config import (
     AlgorithmSettings,
     ConfigTable,
     FactsSettings,
+    Run,
     TaskSettings,
 )
 from dpscaffold.config.budget import Budget
@@ -129,7 +130,7 @@ class ServerConfiguration(ConfigTable):
         """What is offered to the sites; noise is secret unless this is a rehearsal."""
         from dpscaffold.deployment.server.agreed import trial_of
 
-        offer = self._offer(self._mechanism)
+        offer = self._offer(self._mechanism, self._settled)
         # Sizes are not known yet; everything else can be refused here, before anybody is asked.
         users = max(1, math.ceil(1 / self.plan.user_ratio))
         sizes = (1_000_000,) * users
@@ -142,9 +143,28 @@ class ServerConfiguration(ConfigTable):
         trial_of(offer, sizes, self.budget())
         return offer
 
-    def _offer(self, mechanism: Gaussian | None) -> Offer:
-        given = (self.rows, self.task, self.algorithm, self.plan, mechanism, self._sums)
+    def _offer(self, mechanism: Gaussian | None, plan: Plan) -> Offer:
+        given = (self.rows, self.task, self.algorithm, plan, mechanism, self._sums)
         return offer_of(*given, tuple(self.deploy.records or ()), self.personal)
+
+    def _on_sizes(self, mechanism: Gaussian | None, records: Mapping[str, int]) -> Run:
+        """The run on the sites' public sizes, its step size not chosen yet."""
+        from dpscaffold.deployment.server.agreed import setting_of
+
+        sizes, declared = tuple(records.values()), False
+        if mechanism is not None:
+            declared = mechanism.sampling == "poisson"
+            sizes = () if mechanism.unit == "user" else sizes
+        offer = self._offer(mechanism, self.plan.changed(learning_rate=1.0))
+        roster = EnrolledRun("", {}, tuple(records), "", sizes, declared=declared)
+        return replace(setting_of(offer, roster, self.budget()), plan=self.plan)
+
+    @property
+    def _settled(self) -> Plan:
+        """The plan, with the step size for the sites' public sizes where there is none."""
+        if self.plan.learning_rate is not None or not self.deploy.records:
+            return self.plan
+        return self._on_sizes(self._mechanism, self.deploy.records).settled
 
     @property
     def _sums(self) -> Secure | None:
@@ -161,8 +181,6 @@ class ServerConfiguration(ConfigTable):
     def _mechanism(self) -> Gaussian | None:
         """The noised query; where ε is given, with the noise that keeps it on the sites' public
         sizes, anybody being free to stay away."""
-        from dpscaffold.deployment.server.agreed import setting_of
-
         if self.privacy is None:
             return None
         given = self.privacy.mechanism.changed(secret=not self.deploy.rehearsal)
@@ -175,19 +193,13 @@ class ServerConfiguration(ConfigTable):
                 "know before its sites answer; give deploy.records (every site's public size, e.g. "
                 "{ north = 400, east = 250 }) or privacy.noise",
             )
-        names, sizes = tuple(self.deploy.records), tuple(self.deploy.records.values())
-        if given.unit == "user":
-            if set(sizes) != {1}:
-                raise BadInput(
-                    "records-hidden",
-                    f"deploy.records is {self.deploy.records}, and privacy.unit = 'user' hides how "
-                    f"many records a site has; name the sites and write 1 for each",
-                )
-            sizes = ()
-        offer = self._offer(given)
-        roster = EnrolledRun("", {}, names, "", sizes, declared=given.sampling == "poisson")
-        solved = setting_of(offer, roster, self.budget()).calibrated(self.privacy.epsilon)
-        return solved.privacy
+        if given.unit == "user" and set(self.deploy.records.values()) != {1}:
+            raise BadInput(
+                "records-hidden",
+                f"deploy.records is {self.deploy.records}, and privacy.unit = 'user' hides how "
+                f"many records a site has; name the sites and write 1 for each",
+            )
+        return self._on_sizes(given, self.deploy.records).calibrated(self.privacy.epsilon).privacy
 
     def budget(self) -> Budget:
         """The server's own limits; in a deployed run anybody may stay away."""
@@ -225,6 +237,7 @@ class ServerConfiguration(ConfigTable):
         """As written to ``config.toml``."""
         tables = self.model_dump(mode="json", exclude_none=True)
         tables["schema"] = tables.pop("rows")
+        tables["plan"]["learning_rate"] = self._settled.learning_rate
         if self._sums is not None:
             tables["secure"]["voids"] = self._sums.voids
         if self._mechanism is not None:

@@ -144,7 +144,7 @@ class Lockstep:
             "starts": torch.tensor(self.worker.store.of(everyone).starts).view(-1, users),
             "scales": scale_numbers([row for row in rows for _ in range(count)]),
             "weights": torch.full((count,), 1 / count),
-            "step_size": torch.tensor([one.plan.step_size for one in settings]),
+            "step_size": torch.tensor([one.settled.step_size for one in settings]),
         }
         if len(own) < len(settings):
             every = torch.arange(count)
@@ -379,7 +379,7 @@ def _of_users(table: Tensor, users: Tensor) -> Tensor:
 def _row(setting: Run, stream: Randomness) -> Row:
     """A participant of a run: all are alike."""
     size, batch = int(setting.sizes[0]), int(setting.batch_sizes[0])
-    given = (setting.plan, setting.privacy, stream, setting.plan.step_size_in(1))
+    given = (setting.plan, setting.privacy, stream, setting.settled.step_size_in(1))
     return Row(0, size, batch, *given, declared=setting.declared(0), sums=setting.sums)
 
 

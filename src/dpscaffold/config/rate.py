@@ -1,0 +1,96 @@
+"""The step size that nobody gave: a formula of public numbers.
+
+Three things say how far a round may go, in lengths of a gradient; η₀ is s times that.
+
+- *Curvature.* Rows have a norm of at most N, and a gradient is clipped to C, so with the bias the
+  loss bends by about κ·N·min(N, C) + κ + λ at most, κ being that of the loss in the scores. A step
+  of one part in this never overshoots a linear model.
+- *Drift.* K steps go K times as far, but of more than :data:`MOST_STEPS` of them the sites' models
+  would go apart.
+- *Noise.* Each round adds noise of deviation s to every coordinate of the mean of the moves
+  (:func:`~dpscaffold.config.noise.round_noise`). T rounds of length η add up to η·s·√T in a weight,
+  and to N times that in a score, if nothing pulls it back. The round is so short that this stays
+  below :data:`MOST_NOISE`, so that a probability is moved by little.
+
+A :class:`~dpscaffold.config.Run` is all that is asked, and no record can be reached from it. How
+well this does: docs/planning.md.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from dpscaffold.config.noise import round_noise
+from dpscaffold.tasks import Linear
+from dpscaffold.tasks.losses import SOFTMAX
+
+if TYPE_CHECKING:
+    from dpscaffold.config.run import Run
+
+#: κ: how much a loss bends at most in its scores.
+CURVATURE = {"softmax": 0.5, "logistic": 0.25, "labels": 0.25, "squared": 1.0, "huber": 1.0}
+
+#: The deviation that all rounds' noise may have in a score, or in the difference of two classes'
+#: scores, which are logits; and in a number that is predicted, whose range is [−1, 1].
+MOST_NOISE = {"class": 0.75, "labels": 0.75, "number": 0.25}
+
+#: The same of a model that is not linear, as a share: its noise is heard in several layers.
+DEEP = 2 / 3
+
+#: Steps of a participant in a round that count at most.
+MOST_STEPS = 20
+
+#: The norm of a row at most, where no preparation promises one and the model is not linear: its
+#: first weights are small where there are many features.
+DEEP_NORM = 5.0
+
+
+def choose_rate(run: Run) -> float:
+    """η₀ for this run, from its public numbers alone.
+
+    >>> from dpscaffold import Gaussian, Logistic, Plan, fedavg, synthetic
+    >>> from dpscaffold.config import Run
+    >>> plan = Plan(local_steps=1, user_ratio=1.0, data_ratio=1.0, weighting="records")
+    >>> roster = synthetic(users=10, records=50).roster
+    >>> choose_rate(Run(roster, Logistic(40, 10), fedavg(), plan, Gaussian(1.4, 10.0, "poisson")))
+    0.24
+    """
+    plan, task, privacy = run.plan, run.task, run.privacy
+    loss, norm = getattr(task, "loss", SOFTMAX), _row_norm(run)
+    clip, noise = math.inf, 0.0
+    if privacy is not None and privacy.noise > 0:
+        if privacy.clip == "median":  # not known beforehand; the noise is a multiple of it
+            run = replace(run, privacy=privacy.changed(clip=1.0))
+        assert run.privacy is not None
+        clip, noise = float(run.privacy.clip), round_noise(run) / math.sqrt(plan.local_steps)
+    bend = CURVATURE.get(loss.name.partition("@")[0].partition(":")[0], 1.0)
+    bend = bend * max(loss.weights or (1.0,)) * (norm * min(norm, clip) + 1) + plan.regularisation
+    length = min(plan.local_steps, MOST_STEPS) / bend
+    if noise > 0:
+        scores = math.sqrt(2.0) if loss.scores is None and loss.kind == "class" else 1.0
+        most = MOST_NOISE[loss.kind] * (1.0 if isinstance(task, Linear) else DEEP)
+        length = min(length, most / (scores * norm * noise * math.sqrt(plan.rounds)))
+    return float(f"{length * plan.data_ratio / _quickened(run):.2g}")
+
+
+def _row_norm(run: Run) -> float:
+    """The norm of a row that the last step of preparation promises, or else √d: that of d
+    standardised features."""
+    schema = run.roster.schema
+    promised = getattr(schema.preparation[-1], "norm", None) if schema.preparation else None
+    if promised is not None:
+        return float(promised)
+    usual = math.sqrt(schema.dimension)
+    return usual if isinstance(run.task, Linear) else min(usual, DEEP_NORM)
+
+
+def _quickened(run: Run) -> float:
+    """How many times further than the mean of the moves the server goes in the long run. Adam goes
+    as far whatever the moves are."""
+    numbers = run.algorithm.numbers
+    if numbers.get("server") == "adam":
+        return 1.0
+    kept = float(numbers["beta"]) if numbers.get("server") == "momentum" else 0.0
+    return run.plan.server_rate / (1 - kept)
