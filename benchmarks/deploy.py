@@ -89,7 +89,7 @@ def federation_of(sites: int, parameters: int) -> dict[str, tuple[np.ndarray, np
     }
 
 
-def plan_of(parameters: int, rounds: int, algorithm: str, resend: float = 30.0) -> dict:
+def plan_of(parameters: int, rounds: int, algorithm: str) -> dict:
     """A rehearsal with few local steps: the round is the transport's."""
     return {
         "schema": {"features": parameters // CLASSES - 1, "classes": CLASSES},
@@ -102,7 +102,7 @@ def plan_of(parameters: int, rounds: int, algorithm: str, resend: float = 30.0) 
             "evaluate_every": rounds,
         },
         "privacy": {"clip": 1.0, "noise": 1.0},
-        "deploy": {"rehearsal": True, "resend": resend, "deadline": 600.0},
+        "deploy": {"rehearsal": True, "deadline": 600.0},
     }
 
 

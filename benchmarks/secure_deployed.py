@@ -93,7 +93,7 @@ def plan_tables(data: dict[str, tuple[np.ndarray, np.ndarray]], rounds: int) -> 
             "evaluate_every": 1,
         },
         "privacy": {"clip": 1.0, "noise": 10.0},
-        "deploy": {"deadline": 600.0, "resend": 30.0, "records": dict.fromkeys(data, RECORDS)},
+        "deploy": {"deadline": 600.0, "records": dict.fromkeys(data, RECORDS)},
     }
 
 
@@ -229,7 +229,7 @@ def torture(
     tables = plan_tables(data, rounds)
     voids = 20 * kills + 100
     tables["secure"] = secure_table(sites, voids)
-    tables["deploy"] |= {"rehearsal": True, "resend": 2.0, "patience": 100_000, "pause": 0.5}
+    tables["deploy"] |= {"rehearsal": True}
     out, began = folder / "run", time.monotonic()
     with LocalFederation(folder, data, POLICY, program=PROGRAM) as local:
         confirm(local, voids)

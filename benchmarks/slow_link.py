@@ -1,7 +1,6 @@
 """Rounds over slow links: seconds and bytes against the arithmetic minimum.
 
     python benchmarks/slow_link.py [--mbit 10] [--parameters 1000000] [--sites 3] [--rounds 4]
-        [--resend 6]
 
 Real processes on loopback with TLS; every site has a link of its own with ``--mbit`` Mbit/s each
 way. A round of SCAFFOLD cannot be shorter than x and c down and both moves up take: 16 bytes a
@@ -30,7 +29,6 @@ from local_federation import LocalFederation, SlowLink  # noqa: E402
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--mbit", type=float, default=10.0)
-    parser.add_argument("--resend", type=float, default=6.0)
     for name, value in (("parameters", 1_000_000), ("sites", 3), ("rounds", 4)):
         parser.add_argument(f"--{name}", type=int, default=value)
     given = parser.parse_args()
@@ -40,7 +38,7 @@ def main() -> None:
         for name, link in links.items():
             link.carry(local, name)
         local.start()
-        tables = plan_of(given.parameters, given.rounds, "scaffold", given.resend)
+        tables = plan_of(given.parameters, given.rounds, "scaffold")
         local.start_server(local.config("plan", tables), folder / "run")
         ends, carried = watch(local, folder / "run", links)
         code = local.processes["server"].poll()
@@ -67,8 +65,8 @@ def report(given: argparse.Namespace, code: int | None, ends: list, carried: lis
     """The figures."""
     least = 16 * given.parameters / (given.mbit * 1e6 / 8)
     seconds = [late - early for early, late in itertools.pairwise(ends)]
-    print(f"exit status {code}, {given.sites} sites, {given.parameters} parameters, resend")
-    print(f"{given.resend:g} s, {given.mbit:g} Mbit/s each way: at least {least:.1f} s a round")
+    print(f"exit status {code}, {given.sites} sites, {given.parameters} parameters,")
+    print(f"{given.mbit:g} Mbit/s each way: at least {least:.1f} s a round")
     print("seconds a round:", " ".join(f"{one:.1f}" for one in seconds))
     median = statistics.median(seconds)
     print(f"median {median:.1f} s, {median / least:.2f} times the minimum")

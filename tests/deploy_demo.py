@@ -53,7 +53,7 @@ def demo_tables(rounds: int = ROUNDS, rehearsal: bool = True) -> dict[str, dict[
         "algorithm": {"name": DEFAULT},
         "plan": plan | {"data_ratio": 0.2, "learning_rate": 0.5, "evaluate_every": 10},
         "privacy": {"clip": 1.0, "noise": 10.0},
-        "deploy": {"rehearsal": rehearsal, "resend": 3.0, "deadline": 300.0},
+        "deploy": {"rehearsal": rehearsal, "deadline": 300.0},
     }
 
 

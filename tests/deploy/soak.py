@@ -56,7 +56,7 @@ class Soak:
         self.minutes, self.mbit, self.share = minutes, mbit, share
         self.stream, self.federation = np.random.default_rng(seed), demo_data(200)
         self.tables = demo_tables(rounds=max(10, round(ROUNDS_A_MINUTE * minutes)))
-        self.tables["deploy"] |= {"resend": 2.0, "deadline": 3600.0, "pause": 1.0}
+        self.tables["deploy"] |= {"deadline": 3600.0}
         policy = dict(POLICY) | {"epsilon": "1000000.0"}
         self.local = LocalFederation(
             folder / "fed", site_data(self.federation), policy, program=tapped.PROGRAM

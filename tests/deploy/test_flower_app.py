@@ -121,7 +121,7 @@ class Stock:
 def test_it_runs_end_to_end(tmp_path):
     torch.set_num_threads(1)
     federation, tables = demo_data(60), demo_tables(rounds=2)
-    tables["deploy"] |= {"deadline": 240.0, "resend": 200.0}
+    tables["deploy"] |= {"deadline": 240.0}
     local = LocalFederation(tmp_path / "fed", site_data(federation), POLICY)
     plan = local.config("plan", tables)
     shutil.copytree(APP, tmp_path / "app")

@@ -60,15 +60,9 @@ class DeploySettings(ConfigTable):
     'host:port'. Example: ``"127.0.0.1:18444"``"""
     deadline: float = Field(default=60.0, gt=0)
     """The number of seconds that a round waits for its sites. Example: ``300.0``"""
-    resend: float = Field(default=6.0, gt=0)
-    """The number of seconds after which an unanswered message is sent again. Example: ``10.0``"""
     quorum: int = Field(default=1, ge=1)
-    """The smallest number of answers; with fewer, a round is void and is repeated. Example:
-    ``2``"""
-    patience: int = Field(default=3, ge=0)
-    """How often a void round is repeated before the run stops. Example: ``5``"""
-    pause: float = Field(default=5.0, ge=0)
-    """The number of seconds between a void round and its repetition. Example: ``30.0``"""
+    """The smallest number of answers; with fewer, a round is void and is repeated, three times at
+    most. Example: ``2``"""
     rehearsal: bool = False
     """Whether participants, batches and noise are drawn from plan.seed, as in the simulator: for
     public data, without privacy. Example: ``true``"""
@@ -111,7 +105,7 @@ class ServerConfiguration(ConfigTable):
         """When a round is void, and when to give up."""
         from dpscaffold.deployment.server.sites import Patience
 
-        return Patience(self.deploy.quorum, self.deploy.patience, self.deploy.pause)
+        return Patience(self.deploy.quorum)
 
     def public_facts(self) -> FactsSettings:
         """What ``[schema]`` and ``[deploy]`` say for a plan; ``[facts]`` adds what they do not."""

@@ -157,8 +157,8 @@ def serve_app(grid: Any, run: Mapping[str, Any]) -> str:
                 "missing-argument", f"{key} is missing; give it with flwr run --run-config {key}=…"
             )
 
-    def carrier(members: tuple[Member, ...], deadline: float, resend: float) -> FlowerExchange:
-        post = AppExchange(SuperLinkAddress("", None, b""), members, deadline, resend, poll=0.5)
+    def carrier(members: tuple[Member, ...], deadline: float) -> FlowerExchange:
+        post = AppExchange(SuperLinkAddress("", None, b""), members, deadline, poll=0.5)
         given: Any = AppGrid(grid, members, deadline)
         post._grid = given
         return post

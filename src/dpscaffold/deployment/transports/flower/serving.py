@@ -45,13 +45,13 @@ def run_deployed(
     insecure: bool,
     as_json: bool,
     echo: Callable[[str, bool], None],
-    carrier: Callable[[tuple[Member, ...], float, float], FlowerExchange] | None = None,
+    carrier: Callable[[tuple[Member, ...], float], FlowerExchange] | None = None,
     continues: Path | None = None,
 ) -> str:
     """One deployed run; returns how it ended. ``echo`` gets sentences, and whether they are
-    asides (for standard error). ``carrier`` makes the exchange of the members, the deadline and the
-    seconds between resends; by default it opens Flower runs of its own. ``continues`` is the folder
-    of a run whose rounds that are left are taken."""
+    asides (for standard error). ``carrier`` makes the exchange of the members and the deadline; by
+    default it opens Flower runs of its own. ``continues`` is the folder of a run whose rounds that
+    are left are taken."""
     os.umask(0o077)  # a run folder holds what the server knows of each site
     reuse_memory()
     settings = load_served(config, overrides)
@@ -74,10 +74,8 @@ def run_deployed(
     for warning in server_warnings(server, insecure):
         say(warning)
 
-    waits = (settings.deploy.deadline, settings.deploy.resend)
-    exchange = (
-        carrier(members, *waits) if carrier else FlowerExchange(office, members, *waits, say=say)
-    )
+    wait = settings.deploy.deadline
+    exchange = carrier(members, wait) if carrier else FlowerExchange(office, members, wait, say=say)
     post = SignedExchange(
         exchange,
         read_signing_key(server / "coordinator.key"),
