@@ -14,7 +14,14 @@ from dpscaffold import Federation, Gaussian, Linear, Logistic, Plan, fedavg, sca
 from dpscaffold.algorithms import with_adam, with_momentum
 from dpscaffold.config import Run
 from dpscaffold.config.noise import dominating_site, round_noise
-from dpscaffold.config.rate import CURVATURE, DEEP, MOST_NOISE, MOST_STEPS, choose_rate
+from dpscaffold.config.rate import (
+    CURVATURE,
+    DEEP,
+    MOST_DRIFTING,
+    MOST_NOISE,
+    MOST_STEPS,
+    choose_rate,
+)
 from dpscaffold.data.prepared import ClipNorm
 from dpscaffold.planning import Facts
 from dpscaffold.tasks import LOSSES, Mlp
@@ -115,9 +122,13 @@ def test_under_noise_the_step_size_follows_the_noise_that_scores_gather(change, 
 def test_without_noise_curvature_and_drift_limit_it():
     plain = replace(public((50, 60)), privacy=None)
     bend = 0.5 * (3.0**2 + 1)
-    for steps, length in ((1, 1), (10, 10), (500, MOST_STEPS)):
-        run = replace(plain, plan=PLAN.changed(local_steps=steps, regularisation=0.5))
-        assert choose_rate(run) == pytest.approx(length / (bend + 0.5), rel=0.05)
+    for steps, rule, length in (
+        *((1, fedavg(), 1), (500, fedavg(), MOST_DRIFTING)),
+        *((10, scaffold(), 10), (500, scaffold(), MOST_STEPS)),
+    ):
+        plan = PLAN.changed(local_steps=steps, regularisation=0.5)
+        rate = choose_rate(replace(plain, plan=plan, algorithm=rule))
+        assert rate == pytest.approx(length / (bend + 0.5), rel=0.05)
 
 
 def test_rows_without_a_promised_norm_are_those_of_standardised_features():

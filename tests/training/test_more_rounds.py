@@ -29,7 +29,8 @@ from dpscaffold.runs.budget_file import BudgetFile
 from dpscaffold.runs.journal import Journal
 from dpscaffold.runs.ledger import read_account, read_entries
 
-PLAN = Plan(rounds=6, local_steps=2, user_ratio=0.5, evaluate_every=2, checkpoint_every=2, seed=0)
+PLAN = Plan(rounds=6, local_steps=2, user_ratio=0.5, learning_rate=0.5, evaluate_every=2,
+            checkpoint_every=2, seed=0)  # fmt: skip
 NOISY, SECRET = Gaussian(clip=1.0, noise=6.0), Gaussian(clip=1.0, noise=6.0, secret=True)
 DATA = synthetic(users=8, records=60, dimension=4, classes=3)
 

@@ -249,7 +249,7 @@ def test_public_records_of_a_server_are_judged_in_points() -> None:
             "rows": {"features": 1, "classes": 0, "low": 0.0, "high": 60.0},
             "task": {"kind": "linear"},
             "algorithm": {"name": "fedavg"},
-            "plan": {},
+            "plan": {"learning_rate": 0.5},
         }
     )
     score = evaluation_on(offer, torch.zeros(2, 1), torch.tensor([0.5, 0.0]))
@@ -291,7 +291,7 @@ def test_sites_are_told_the_range_and_offers_without_one_stay_as_they_were() -> 
             "rows": {"features": 2, "classes": 2},
             "task": {},
             "algorithm": {"name": "fedavg"},
-            "plan": {},
+            "plan": {"learning_rate": 0.5},
         }
     )
     assert not {"low", "high"} & set(offer.to_dict()["rows"])

@@ -46,6 +46,7 @@ def plan(**changes):
                 "rounds": 9,
                 "local_steps": 4,
                 "user_ratio": 0.25,
+                "learning_rate": 0.5,
                 "evaluate_every": 2,
                 "checkpoint_every": 3,
             }

@@ -5,8 +5,8 @@ Three things say how far a round may go, in lengths of a gradient; η₀ is s ti
 - *Curvature.* Rows have a norm of at most N, and a gradient is clipped to C, so with the bias the
   loss bends by about κ·N·min(N, C) + κ + λ at most, κ being that of the loss in the scores. A step
   of one part in this never overshoots a linear model.
-- *Drift.* K steps go K times as far, but of more than :data:`MOST_STEPS` of them the sites' models
-  would go apart.
+- *Drift.* K steps go K times as far, but with more than :data:`MOST_STEPS` of them the sites'
+  models would go apart, and without control variates with more than :data:`MOST_DRIFTING`.
 - *Noise.* Each round adds noise of deviation s to every coordinate of the mean of the moves
   (:func:`~dpscaffold.config.noise.round_noise`). T rounds of length η add up to η·s·√T in a weight,
   and to N times that in a score, if nothing pulls it back. The round is so short that this stays
@@ -39,8 +39,9 @@ MOST_NOISE = {"class": 0.75, "labels": 0.75, "number": 0.25}
 #: The same of a model that is not linear, as a share: its noise is heard in several layers.
 DEEP = 2 / 3
 
-#: Steps of a participant in a round that count at most.
-MOST_STEPS = 20
+#: Steps of a participant in a round that count at most, and of one whom no control keeps from its
+#: own optimum.
+MOST_STEPS, MOST_DRIFTING = 20, 5
 
 #: The norm of a row at most, where no preparation promises one and the model is not linear: its
 #: first weights are small where there are many features.
@@ -67,7 +68,8 @@ def choose_rate(run: Run) -> float:
         clip, noise = float(run.privacy.clip), round_noise(run) / math.sqrt(plan.local_steps)
     bend = CURVATURE.get(loss.name.partition("@")[0].partition(":")[0], 1.0)
     bend = bend * max(loss.weights or (1.0,)) * (norm * min(norm, clip) + 1) + plan.regularisation
-    length = min(plan.local_steps, MOST_STEPS) / bend
+    drifts = "control" not in run.algorithm.remembers
+    length = min(plan.local_steps, MOST_DRIFTING if drifts else MOST_STEPS) / bend
     if noise > 0:
         scores = math.sqrt(2.0) if loss.scores is None and loss.kind == "class" else 1.0
         most = MOST_NOISE[loss.kind] * (1.0 if isinstance(task, Linear) else DEEP)

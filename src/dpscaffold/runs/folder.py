@@ -201,6 +201,12 @@ class RunFolder:
             saved, config = _without_rounds(saved), _without_rounds(config)
         self._refuse_difference(saved, config)
 
+    @property
+    def rate(self) -> float | None:
+        """η₀ of the run in this folder; None where it holds none."""
+        plan = (self.read_json("setting.json") or {}).get("plan")
+        return plan.get("learning_rate") if isinstance(plan, dict) else None
+
     def is_outgrown(self, plan: Plan) -> bool:
         """Whether the plan gives the run in this folder more rounds than it was planned with;
         fewer are refused."""

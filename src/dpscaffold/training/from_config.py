@@ -25,7 +25,7 @@ from dpscaffold.training import Result
 from dpscaffold.training import run as run_setting
 from dpscaffold.training.distributed import leads, own_hardware
 from dpscaffold.training.events import Listener, ListenerList, silence
-from dpscaffold.training.front import require_folder
+from dpscaffold.training.front import continued, require_folder
 from dpscaffold.training.progress import Progress
 from dpscaffold.training.stopping import Stopping
 
@@ -177,7 +177,7 @@ def run_settings(
         federation = load_federation(settings.data, _notifier(say, warn))
     if privacy is not None and privacy.release:
         settings = for_release(settings, federation)
-    setting = settings.setting(federation)
+    setting = continued(settings.setting(federation), folder, resume)
     resolved, home = settings.resolved(setting), settings.home
     if say is not None:
         say(str(federation))

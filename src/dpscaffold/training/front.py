@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from dpscaffold.engines.ranks import Ranks
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
 from dpscaffold.models.model import Model
+from dpscaffold.runs.folder import RunFolder
 from dpscaffold.runs.history import HistoryRow
 from dpscaffold.tasks import Task
 from dpscaffold.tasks.fitting import require_task
@@ -133,6 +135,7 @@ def train(
             require_folder(release, budget.file)
         data = federation if federation.mapped else federation.validated()
         setting = Run(data.roster, task, algorithm, plan, privacy, budget, secure)
+        setting = continued(setting, out, resume)
         if release:
             setting, config = _for_release(setting, data, config, allow)
         elif allow:
@@ -198,6 +201,15 @@ def require_folder(released: bool, budget_file: str | Path | None) -> None:
             f"privacy.budget_file is '{budget_file}', and a run takes from it only with a run "
             f"folder, which keeps its ledger; name one, such as out='runs/first'",
         )
+
+
+def continued(setting: Run, out: Path | str | None, resume: bool) -> Run:
+    """The setting with the step size that the run in the folder began with, where nobody gives
+    one: that of more rounds would be chosen smaller."""
+    begun = RunFolder(Path(out)).rate if resume and out is not None else None
+    if begun is None or setting.plan.learning_rate is not None:
+        return setting
+    return replace(setting, plan=setting.plan.changed(learning_rate=begun))
 
 
 def run(
