@@ -18,9 +18,9 @@ from dpscaffold.checks import number
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy import SERVER, adversaries, epsilons_by_group, solve_noise
 from dpscaffold.privacy.accounting import rounded_steps
-from dpscaffold.privacy.costs import Cost
 from dpscaffold.privacy.mechanism import Group, Mechanism
 from dpscaffold.privacy.numbers import round_up_digits
+from dpscaffold.privacy.preparation import Cost
 
 if TYPE_CHECKING:
     from torch import Tensor

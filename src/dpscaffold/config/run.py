@@ -42,8 +42,8 @@ from dpscaffold.privacy import (
     unproved,
 )
 from dpscaffold.privacy.adversary import MOST_SUMMED
-from dpscaffold.privacy.costs import Cost
 from dpscaffold.privacy.mechanism import Delta, Relation, Sampling
+from dpscaffold.privacy.preparation import Cost
 from dpscaffold.privacy.seeds import Seed, SeedKnowledge, origin_of
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.tasks import Task

@@ -43,7 +43,7 @@ from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation import Federation
 from dpscaffold.federation.schema import Prepared
 from dpscaffold.privacy import Cost
-from dpscaffold.privacy.costs import together
+from dpscaffold.privacy.preparation import together
 from dpscaffold.randomness.csprng import CipherStream
 from dpscaffold.randomness.streams import Stream
 

@@ -26,8 +26,7 @@ from dpscaffold.data.prepared import (
 from dpscaffold.data.tables.codec import Coding
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.schema import Prepared
-from dpscaffold.privacy.costs import Cost
-from dpscaffold.privacy.preparation import PROTECTIONS, Remark
+from dpscaffold.privacy.preparation import PROTECTIONS, Cost, Remark
 
 #: The file of the arrays, next to the entries.
 ARRAYS = "preparation.npz"

@@ -11,7 +11,6 @@ from .adversary import no_guarantee as no_guarantee
 from .adversary import noise_seen as noise_seen
 from .adversary import participants as participants
 from .adversary import unproved as unproved
-from .costs import Cost as Cost
 from .ledger import Ledger as Ledger
 from .mechanism import Group as Group
 from .mechanism import Mechanism as Mechanism
@@ -25,6 +24,7 @@ from .page import line as line
 from .page import page as page
 from .page import table as table
 from .parts import Part as Part
+from .preparation import Cost as Cost
 from .preparation import Preparation as Preparation
 from .preparation import Protection as Protection
 from .preparation import Remark as Remark

@@ -23,9 +23,9 @@ import numpy as np
 
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.adversary import Adversary, adversaries, no_guarantee, noise_seen
-from dpscaffold.privacy.costs import Cost, with_costs
 from dpscaffold.privacy.loss import Loss, participation_losses
 from dpscaffold.privacy.mechanism import Mechanism
+from dpscaffold.privacy.preparation import Cost, with_costs
 
 #: The loss in each direction of a neighbouring pair: one where they are the same.
 Laws = tuple[Loss, ...]

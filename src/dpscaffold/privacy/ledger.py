@@ -22,9 +22,9 @@ from dpscaffold.privacy.accounting import (
     worst_step,
 )
 from dpscaffold.privacy.adversary import Adversary, adversaries
-from dpscaffold.privacy.costs import Cost, costs_towards, with_costs
 from dpscaffold.privacy.mechanism import Mechanism
 from dpscaffold.privacy.numbers import largest_count, next_knot, round_up
+from dpscaffold.privacy.preparation import Cost, costs_towards, with_costs
 
 #: Why a user with an ε of its own may decline, in a described run.
 USER_BUDGET = "user_epsilon"

@@ -38,7 +38,7 @@ Delta = float | Literal["1/records"]
 
 #: A number of rounds, steps or users.
 Count = Annotated[int, Field(ge=1)]
-_STRICT = ConfigDict(extra="forbid", strict=True)
+STRICT = ConfigDict(extra="forbid", strict=True)
 
 #: The least and the most σ_g that a run may have, besides 0.
 LEAST_NOISE, MOST_NOISE = 1e-9, 1e7
@@ -63,7 +63,7 @@ def noise_scale(noise: float, unit: Unit, clip: Any, batch: Any) -> Any:
     return 2 * clip * noise / (batch if unit == "record" else 1)
 
 
-@dataclass(frozen=True, config=_STRICT)
+@dataclass(frozen=True, config=STRICT)
 class Group:
     """Users that hold the same number of records and draw the same number of them: R_i, b_i, how
     many.
@@ -98,7 +98,7 @@ class Group:
         return self.batch / self.records
 
 
-@dataclass(frozen=True, config=_STRICT)
+@dataclass(frozen=True, config=STRICT)
 class SecureSums:
     """The server sees sums over lists of at least ``least`` users, and at most ``colluders`` users
     share what they know with it.
@@ -111,7 +111,7 @@ class SecureSums:
     least: int
 
 
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class Mechanism:
     """T rounds of a Gaussian mechanism; in each, m of M users drawn uniformly take part with K
     steps. Build it with :func:`describe`.

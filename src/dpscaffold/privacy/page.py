@@ -18,10 +18,9 @@ from typing import Any, ClassVar, Literal
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from dpscaffold.errors import BadInput
-from dpscaffold.privacy.costs import Cost
 from dpscaffold.privacy.mechanism import Mechanism
 from dpscaffold.privacy.numbers import digits_up, percent, round_up
-from dpscaffold.privacy.preparation import WITHIN, PreparationStep
+from dpscaffold.privacy.preparation import WITHIN, Cost, Remark
 
 #: What proves an ε, by the name that a statement gives it.
 THEOREMS: Mapping[str, str] = {
@@ -132,7 +131,7 @@ class Statement:
     by_group: tuple[float, ...] = ()
     parts: tuple[StatedPart, ...] = ()
     curves: Mapping[str, tuple[float, tuple[float, ...]]] = field(default_factory=dict)
-    preparation: tuple[PreparationStep, ...] = ()
+    preparation: tuple[Remark, ...] = ()
     outside: tuple[tuple[str, str], ...] = ()
     needs: tuple[tuple[str, str], ...] = ()
     journal: JournalHead | None = None

@@ -39,10 +39,10 @@ from dpscaffold.privacy.accounting import (
     worst_step,
 )
 from dpscaffold.privacy.adversary import ALONE, SERVER, Adversary, adversaries, noise_seen
-from dpscaffold.privacy.costs import Cost, costs_towards, with_costs
 from dpscaffold.privacy.ledger import Ledger
 from dpscaffold.privacy.loss import LONGEST, Loss, privacy_parameters
 from dpscaffold.privacy.mechanism import Mechanism
+from dpscaffold.privacy.preparation import Cost, costs_towards, with_costs
 from dpscaffold.privacy.seeds import FRESH, UNKNOWN, SeedKnowledge
 from dpscaffold.privacy.solve import guess
 from dpscaffold.privacy.tradeoff import TradeOff

@@ -13,22 +13,32 @@ protection       meaning
                  configuration: outside the guarantee, and named, not refused, in a release
 ===============  =====================================================================
 
-The sentence next to it is for people; nobody decides anything from its words.
+The sentence next to it is for people; nobody decides anything from its words. What a private
+step, or any other private mechanism on the same records, spends is a :class:`Cost`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol, TypeVar, cast, get_args
+from typing import Annotated, Literal, Protocol, TypeVar, cast, get_args
 
-from dpscaffold.privacy.costs import Cost
-from dpscaffold.privacy.mechanism import Mechanism
+from pydantic import Field
+from pydantic.dataclasses import dataclass as pydantic_dataclass
+
+from dpscaffold.errors import BadInput
+from dpscaffold.privacy.adversary import ALONE, Adversary
+from dpscaffold.privacy.loss import REACH, Loss, privacy_parameters, step_losses
+from dpscaffold.privacy.mechanism import STRICT, Mechanism, Sampling
 
 Protection = Literal["none needed", "public", "private", "unprotected", "drafted"]
 PROTECTIONS: tuple[Protection, ...] = get_args(Protection)
 #: What stands within the guarantee; anything else that a step may say of itself does not.
 WITHIN: tuple[Protection, ...] = ("none needed", "public", "private")
+
+#: Finest grid, in points, on which a further mechanism is composed.
+POINTS = 1 << 20
 
 Rows = TypeVar("Rows")
 P = TypeVar("P")
@@ -40,23 +50,122 @@ COUNTED = (
 )
 
 
+@pydantic_dataclass(frozen=True, config=STRICT)
+class Cost:
+    """A mechanism that was run next to the training, on the same records and for the same
+    neighbours.
+
+    Give either ``noise``, a Gaussian's standard deviation over its ℓ2-sensitivity, or ``epsilon``
+    and ``delta``. It is composed with the training's loss distribution: exactly for a Gaussian,
+    through the dominating pair of (ε, δ)-DP otherwise, which is never worse than adding the ε and
+    the δ.
+
+    A mechanism that may stand next to runs of either kind gives ``noise`` for replace-one
+    neighbours (one record of one user replaced) and ``add_remove`` for add/remove ones, the
+    divisors being public constants; :meth:`under` chooses. ``seeded`` says that the noise was drawn
+    from a stored seed, as in a simulation, and can be drawn again by whoever knows it. In a secure
+    sum the noise of other sites counts; ``alone`` is the share of it that is left if all of them
+    collude with the server.
+
+    >>> Cost("private mean", noise=4.0).noise
+    4.0
+    """
+
+    name: str
+    noise: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    epsilon: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    delta: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    add_remove: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    seeded: bool = False
+    alone: Annotated[float, Field(gt=0, le=1)] = 1.0
+
+    def __post_init__(self) -> None:
+        if (self.noise is None) == (self.epsilon is None):
+            raise BadInput(
+                "noise-or-epsilon",
+                f"the cost {self.name!r} needs either noise or epsilon, and not both",
+            )
+
+    def under(self, sampling: Sampling) -> Cost | None:
+        """This cost for the neighbours of a run that samples so; None where it is not known.
+
+        >>> Cost("mean", noise=3.0, add_remove=6.0).under("poisson").noise
+        6.0
+        """
+        if self.epsilon is not None or sampling == "fixed":
+            return replace(self, add_remove=None)
+        if self.add_remove is None:
+            return None
+        return replace(self, noise=self.add_remove, add_remove=None)
+
+    @property
+    def if_others_collude(self) -> Cost:
+        """This cost towards a server with which all other sites collude."""
+        if self.noise is None:
+            return self
+        add_remove = None if self.add_remove is None else self.add_remove * self.alone
+        return replace(self, noise=self.noise * self.alone, add_remove=add_remove, alone=1.0)
+
+    def added_to(self, law: Loss) -> Loss:
+        """The loss of a run and of this mechanism, on a grid that is no finer than need be."""
+        stated = self.epsilon or 0.0
+        reach = stated if self.noise is None else (1 / self.noise + 2 * REACH) / (2 * self.noise)
+        law = law.coarser(math.ceil(reach / (law.interval * POINTS)))
+        if self.noise is None:
+            return law.compose(privacy_parameters(stated, self.delta, law.interval))
+        return law.compose(step_losses(1.0, self.noise, "fixed", law.interval)[0])
+
+
+def together(name: str, costs: Sequence[Cost]) -> Cost:
+    """Several Gaussians on the same records as the one that they are: 1/z² = Σ 1/z_i².
+
+    Exact, for adaptive releases too (Dong, Roth and Su, "Gaussian differential privacy", 2022).
+
+    >>> together("both", [Cost("a", noise=3.0), Cost("b", noise=4.0)]).noise
+    2.4
+    """
+
+    return Cost(
+        name,
+        noise=_joint_noise([cost.noise for cost in costs]),
+        add_remove=_joint_noise([cost.add_remove for cost in costs]),
+        seeded=any(cost.seeded for cost in costs),
+    )
+
+
+def _joint_noise(multipliers: Sequence[float | None]) -> float | None:
+    """The multiplier of all together; None where one is not known."""
+    squares = [1 / noise**2 for noise in multipliers if noise is not None]
+    return None if len(squares) < len(multipliers) else 1 / math.sqrt(sum(squares))
+
+
+def costs_towards(costs: tuple[Cost, ...], who: Adversary | None) -> tuple[Cost, ...]:
+    """The costs as an adversary sees them: other sites hide them too, unless all of them collude
+    with the server."""
+    return tuple(cost.if_others_collude for cost in costs) if who == ALONE else costs
+
+
+def with_costs(law: Loss, costs: tuple[Cost, ...]) -> Loss:
+    """The loss of the training and of every further mechanism together."""
+    for cost in costs:
+        law = cost.added_to(law)
+    return law
+
+
 class Preparation(Protocol):
     """One step of a preparation, as far as privacy is concerned."""
 
     @property
     def protection(self) -> Protection:
         """How the records that it was fitted on are protected."""
-        ...
 
     @property
     def cost(self) -> Cost | None:
         """What a private step spent."""
-        ...
 
     @property
     def sentence(self) -> str:
         """What was done, for people."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -135,17 +244,9 @@ def unnamed(steps: Iterable[P], unit: str) -> list[P]:
     ]
 
 
-@dataclass(frozen=True)
-class PreparationStep:
-    """One step as a statement holds it: what was done, and how it treats private records."""
-
-    sentence: str
-    protection: Protection
-
-
-def prepared(steps: Iterable[Preparation], unit: str) -> tuple[PreparationStep, ...]:
-    """Steps as a statement holds them."""
-    return tuple(PreparationStep(sentence_of(step, unit), step.protection) for step in steps)
+def prepared(steps: Iterable[Preparation], unit: str) -> tuple[Remark, ...]:
+    """Steps as a statement holds them: what was done, and how it treats private records."""
+    return tuple(Remark(sentence_of(step, unit), step.protection) for step in steps)
 
 
 def charged(
@@ -171,16 +272,13 @@ def charged(
         if step.cost is None:
             continue
         divided = run.relation == "add-remove" and getattr(step, "divided", False)
-        hidden = run.unit == "user" or divided
-        cost = None if hidden else step.cost.under(run.sampling)
-        if cost is None:
-            unprotected.append(
-                Remark(
-                    f"{step.cost.name}: its noise hides single records (replace-one), not what "
-                    f"this run protects.",
-                    "unprotected",
-                )
-            )
-        else:
+        cost = step.cost.under(run.sampling)
+        if cost is not None and run.unit == "record" and not divided:
             costs.append(cost)
+            continue
+        sentence = (
+            f"{step.cost.name}: its noise hides single records (replace-one), not what this run "
+            f"protects."
+        )
+        unprotected.append(Remark(sentence, "unprotected"))
     return tuple(costs), tuple(unprotected)

@@ -19,11 +19,11 @@ import numpy as np
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.accounting import losses
 from dpscaffold.privacy.adversary import ALONE, adversaries, no_guarantee
-from dpscaffold.privacy.costs import Cost, with_costs
 from dpscaffold.privacy.loss import Loss, privacy_parameters
 from dpscaffold.privacy.mechanism import Mechanism
 from dpscaffold.privacy.numbers import digits_up, round_up
 from dpscaffold.privacy.parts import Part, over_the_draw
+from dpscaffold.privacy.preparation import Cost, with_costs
 from dpscaffold.privacy.seeds import FROM_SYSTEM
 
 #: A privacy profile: ε → δ, at least the hockey-stick divergence of order e^ε in both directions.

@@ -9,10 +9,10 @@ from dataclasses import replace
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.accounting import epsilon, losses
 from dpscaffold.privacy.adversary import SERVER, Adversary
-from dpscaffold.privacy.costs import Cost
 from dpscaffold.privacy.loss import Loss
 from dpscaffold.privacy.mechanism import MOST_NOISE, Mechanism
 from dpscaffold.privacy.numbers import largest_count, round_up, round_up_digits
+from dpscaffold.privacy.preparation import Cost
 
 #: The noise is found to this relative precision, upwards.
 PRECISION = 1e-3

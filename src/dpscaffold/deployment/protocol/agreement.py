@@ -74,8 +74,8 @@ class FittedCost(ConfigTable):
     """What a fitted step spent, as in :class:`~dpscaffold.privacy.Cost`."""
 
     name: str
-    noise: float = Field(gt=0)
-    add_remove: float = Field(gt=0)
+    noise: float = Field(gt=0, allow_inf_nan=False)
+    add_remove: float = Field(gt=0, allow_inf_nan=False)
     seeded: bool
     alone: float = Field(gt=0, le=1)
 
