@@ -36,6 +36,7 @@ from dpscaffold.deployment.site.file import (
     SiteGrant,
     SumTerms,
     Terms,
+    spare,
 )
 from dpscaffold.deployment.site.work import OfferedWork, build_task
 from dpscaffold.privacy.accounting import spent
@@ -61,7 +62,8 @@ def of_offer(given: Mapping[str, Any], participations: int | None = None) -> Sai
             return {**said, "allowed": True}
         left = RemainingBudget(**given["left"])
         size = (given["records"], given["batch"])
-        granted = file.grant(policy, terms, *size, left, given["declared"])
+        most = min(terms.rounds + spare(terms), given["policy"].get("max_participations", 10**9))
+        granted = file.grant(policy, terms, *size, left, given["declared"], most=most)
     except Refused as no:
         return {**said, "refused": no.code}
     return {**said, **_booked(granted, policy, terms, given, participations)}
@@ -106,11 +108,16 @@ def _derived(given: Mapping[str, Any], policy: Policy) -> Terms:
 
 
 def _policy(given: Mapping[str, Any]) -> Policy:
-    """The policy, without keys that are gone: what one of them refused would then be allowed, and
+    """The policy, in the words of today: an ε of one run is a share of all, and one key allows
+    rehearsals and runs without privacy. What other keys that are gone refused would be allowed, and
     the comparison shows it."""
-    sums = given["secure"]
-    policy = Policy(**{k: v for k, v in given["policy"].items() if k in Policy.model_fields})
-    return policy.with_secure(None if sums is None else SecurePolicy(**sums))
+    sums, old = given["secure"], given["policy"]
+    open_to = "unprotected" if given["terms"]["mechanism"] is None else "rehearsal"
+    known = {k: v for k, v in old.items() if k in Policy.model_fields}
+    if old.get("run_epsilon") is not None:
+        known["epsilon"] = min(1e6, old["run_epsilon"] * old["max_runs"])
+    known["unprotected"] = old[open_to]
+    return Policy(**known).with_secure(None if sums is None else SecurePolicy(**sums))
 
 
 def _terms(plain: Mapping[str, Any]) -> Terms:

@@ -38,6 +38,10 @@ def of_case(
     except ValueError as error:
         yield Difference(name, old, str(error), "cannot be asked any more")
         return
+    if old.get("refused") == "policy-noise" and "refused" not in new:
+        least = given["policy"]["min_noise"]
+        yield Difference(f"{name}/min_noise", least, None, "a policy's least noise was kept")
+        return
     if "terms" in new:
         why = _other_terms(given["terms"], new["terms"])
         yield Difference(f"{name}/terms", given["terms"], new["terms"], why)

@@ -403,6 +403,12 @@ class SiteGrant:
         return {k: v for k, v in vars(self).items() if k != "epsilon_alone" or v is not None}
 
 
+def spare(terms: Terms) -> int:
+    """How many participations a site grants beyond the rounds, for those that are interrupted."""
+    voids = 0 if terms.sums is None else terms.sums.voids
+    return max(2, math.ceil(terms.rounds / 20), voids)
+
+
 def grant(
     policy: Policy,
     terms: Terms,
@@ -423,9 +429,7 @@ def grant(
     if left.runs < 1:
         raise Refused("policy-runs")
     rounds = terms.rounds
-    voids = 0 if terms.sums is None else terms.sums.voids
-    spare = max(2, math.ceil(rounds / 20), voids)
-    most = rounds + spare if most is None else most
+    most = rounds + spare(terms) if most is None else most
     least = math.ceil(terms.user_ratio * rounds - 1e-9) + (2 if rounds > 1 else 0)
     if not terms.protected:
         return SiteGrant(most, None, 0.0)
