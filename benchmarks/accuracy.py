@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from dpscaffold import Gaussian, Logistic, Plan, fedavg, scaffold, synthetic
-from dpscaffold.config import Run
+from dpscaffold.config import make_run
 from dpscaffold.training.optimum import solve
 from dpscaffold.training.stack import Schedule, train_stack
 
@@ -54,7 +54,7 @@ def main() -> None:
         for name, algorithm, privacy, rate in lines:
             start = time.perf_counter()
             settings = [
-                Run(f.roster, task, algorithm, plan(rate, arguments.rounds), privacy)
+                make_run(f.roster, task, algorithm, plan(rate, arguments.rounds), privacy)
                 for f in federations
             ]
             courses = train_stack(settings, federations, Schedule(late=10), arguments.device)

@@ -19,7 +19,7 @@ import torch
 from module import network
 
 from dpscaffold import Gaussian, Mlp, ModuleTask, Plan, scaffold, synthetic
-from dpscaffold.config import Run
+from dpscaffold.config import make_run
 from dpscaffold.engines import Simulator, State
 from dpscaffold.engines.rounds import plain_draws, stacked_rounds
 from dpscaffold.tasks import Task
@@ -37,7 +37,7 @@ def measure(task: Task, features: int, asked: argparse.Namespace) -> None:
     """Time the three on a federation of this many features, and print them."""
     federation = synthetic(users=asked.users, records=asked.records, dimension=features, classes=10)
     plan = Plan(rounds=1, local_steps=10, user_ratio=min(1.0, 20 / asked.users), data_ratio=0.2)
-    setting = Run(federation.roster, task, scaffold(), plan, Gaussian(clip=1.0, noise=10.0))
+    setting = make_run(federation.roster, task, scaffold(), plan, Gaussian(clip=1.0, noise=10.0))
     params, device = task.initial(0), torch.device("cpu")
     evaluators = {
         name: Evaluator(federation, task, 0.0, device, measures=Measures((), compared))

@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from dpscaffold import Gaussian, Logistic, Mlp, ModuleTask, Plan, fedavg, scaffold, synthetic, train
-from dpscaffold.config import Run
+from dpscaffold.config import make_run
 from dpscaffold.engines import Hardware, Simulator, State
 from dpscaffold.engines.fast import kernels
 from dpscaffold.engines.rounds import plain_draws, stacked_rounds
@@ -89,7 +89,7 @@ def stack(
 ) -> tuple[Iterator[object], Simulator]:
     """Runs of different seeds side by side."""
     settings = [
-        Run(
+        make_run(
             data.roster,
             task,
             scaffold(),

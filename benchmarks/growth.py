@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from dpscaffold import ALGORITHMS, Gaussian, Logistic, Plan
-from dpscaffold.config import Run
+from dpscaffold.config import make_run
 from dpscaffold.engines import Simulator, State
 from dpscaffold.engines.rounds import plain_draws, rounds
 from dpscaffold.federation import Federation, Records
@@ -77,7 +77,7 @@ def table(users: int, records: int, features: int, file: Path | None = None) -> 
 
 def least(algorithm: str, data: Federation, plan: Plan, features: int, repeats: int) -> float:
     """The least CPU time of a round, in seconds."""
-    setting = Run(
+    setting = make_run(
         data.roster,
         Logistic(features, 10),
         ALGORITHMS[algorithm](),

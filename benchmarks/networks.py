@@ -18,7 +18,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from dpscaffold import Gaussian, Logistic, Mlp, Plan, scaffold, synthetic
-from dpscaffold.config import Run
+from dpscaffold.config import make_run
 from dpscaffold.engines import Simulator, State
 from dpscaffold.engines.rounds import plain_draws, rounds
 from dpscaffold.tasks import Task
@@ -32,7 +32,7 @@ def ours(task: Task, classes: int) -> Callable[[], object]:
         alpha=1, beta=1, users=2 * USERS, records=1250, dimension=INPUTS, classes=classes
     )
     plan = Plan(rounds=10**6, local_steps=STEPS, user_ratio=0.5, data_ratio=0.4)
-    run = Run(data.roster, task, scaffold(), plan, Gaussian(clip=1.0, noise=30.0))
+    run = make_run(data.roster, task, scaffold(), plan, Gaussian(clip=1.0, noise=30.0))
     drawing, start = plain_draws(run, run.randomness()), State.initial(run, torch.device("cpu"))
     left = rounds(run, Simulator([run], [data]), drawing, start)
     return lambda: next(left)

@@ -21,7 +21,7 @@ from collections.abc import Callable
 import torch
 
 from dpscaffold import Gaussian, Logistic, Plan, scaffold, synthetic
-from dpscaffold.config import Run
+from dpscaffold.config import make_run
 from dpscaffold.engines import Simulator, State
 from dpscaffold.engines.rounds import plain_draws, rounds
 
@@ -32,7 +32,7 @@ USERS, RECORDS, STEPS, FEATURES, CLASSES = 100, 5000, 50, 40, 10
 def ours() -> Callable[[], object]:
     """A round of the simulator."""
     data = synthetic(alpha=5, beta=5, users=USERS, records=RECORDS)
-    setting = Run(
+    setting = make_run(
         data.roster,
         Logistic(FEATURES, CLASSES),
         scaffold(),

@@ -256,7 +256,7 @@ def torture(
 def sums_exact(out: Path, data: dict[str, tuple[np.ndarray, np.ndarray]], tables: Tables) -> bool:
     """Whether each sum that the server opened is the simulator's over the same list."""
     from dpscaffold.algorithms import fedavg
-    from dpscaffold.config import Run, Secure
+    from dpscaffold.config import Secure, make_run
     from dpscaffold.config.gaussian import Gaussian
     from dpscaffold.config.plan import Plan
     from dpscaffold.engines import Draw, Hardware, Simulator, State
@@ -267,7 +267,7 @@ def sums_exact(out: Path, data: dict[str, tuple[np.ndarray, np.ndarray]], tables
 
     parts = [(torch.from_numpy(x), torch.from_numpy(y)) for x, y in data.values()]
     federation = Federation.from_arrays(parts, parts, classes=CLASSES)
-    setting = Run(
+    setting = make_run(
         federation.roster,
         Logistic(federation.dimension, CLASSES),
         fedavg(),

@@ -11,7 +11,7 @@ import time
 import torch
 
 from dpscaffold import Gaussian, Logistic, Mlp, Plan, fedavg, synthetic
-from dpscaffold.config import Run, Secure
+from dpscaffold.config import Secure, make_run
 from dpscaffold.engines import Simulator, State
 from dpscaffold.engines.rounds import plain_draws, rounds
 
@@ -27,7 +27,7 @@ def main() -> None:
         going, times = {}, {None: [], Secure(1): []}
         for secure in times:
             privacy = Gaussian(1.0, 2.0, "poisson")
-            run = Run(data.roster, task, fedavg(), plan, privacy, secure=secure)
+            run = make_run(data.roster, task, fedavg(), plan, privacy, secure=secure)
             start = State.initial(run, torch.device("cpu"))
             drawing = plain_draws(run, run.randomness())
             going[secure] = rounds(run, Simulator([run], [data]), drawing, start)

@@ -69,13 +69,13 @@ def site_data(federation: Federation) -> dict[str, tuple[np.ndarray, np.ndarray]
 def simulated(federation: Federation, tables: dict[str, dict[str, Any]]) -> dict[str, torch.Tensor]:
     """Where the simulator ends, one row at a time and with one thread."""
     from dpscaffold.algorithms import scaffold
-    from dpscaffold.config import Run
+    from dpscaffold.config import make_run
     from dpscaffold.engines import Draw, Hardware, Simulator, State
     from dpscaffold.engines.rounds import rounds
     from dpscaffold.tasks import Logistic
 
     plan, privacy = Plan(**tables["plan"]), Gaussian(**tables["privacy"])
-    setting = Run(federation.roster, Logistic(40, 10), scaffold(), plan, privacy)
+    setting = make_run(federation.roster, Logistic(40, 10), scaffold(), plan, privacy)
     engine = Simulator([setting], [federation], Hardware(chunk=1))
     streams, state = setting.randomness(), State.initial(setting, torch.device("cpu"))
 

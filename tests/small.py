@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from dpscaffold.algorithms import ITERATIVE, Algorithm, fedavg, with_adam
 from dpscaffold.algorithms.naming import factory_of
-from dpscaffold.config import Run
+from dpscaffold.config import Run, make_run
 from dpscaffold.config.gaussian import Gaussian
 from dpscaffold.config.plan import Plan
 from dpscaffold.engines import Draw, Hardware, Loop, Simulator, State
@@ -125,7 +125,8 @@ class Trial(Run):
     @classmethod
     def of(cls, data: Federation, *parts, **more) -> Trial:
         """A trial of these data."""
-        return cls(data.roster, *parts, data=data, **more)
+        run = make_run(data.roster, *parts, **more)
+        return cls(**{one.name: getattr(run, one.name) for one in fields(Run)}, data=data)
 
 
 def setting(

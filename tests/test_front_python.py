@@ -13,7 +13,6 @@ import torch
 from refusals import refuses
 
 from dpscaffold import (
-    Budget,
     Gaussian,
     Logistic,
     Plan,
@@ -24,7 +23,7 @@ from dpscaffold import (
     synthetic,
     train,
 )
-from dpscaffold.config import Run, load
+from dpscaffold.config import load, make_run
 from dpscaffold.data import from_users
 from dpscaffold.data.loading import load_federation
 from dpscaffold.privacy import Statement
@@ -78,9 +77,10 @@ def test_a_ledger_that_must_be_kept_needs_a_folder(
         run({"data": data, "privacy": {"noise": 4.0, **privacy}})
     given = synthetic(users=4, records=40, dimension=4, classes=3)
     options = {"release": True, "allow": ["unprotected-preprocessing"]}
-    more = options if "release" in privacy else {"budget": Budget(file="b.jsonl")}
+    more, given_file = (options, None) if "release" in privacy else ({}, "b.jsonl")
+    noised = Gaussian(noise=4.0, budget_file=given_file)
     with refuses(said):
-        train(given, Logistic(4, 3), fedavg(), PLAN, Gaussian(noise=4.0), **more)  # type: ignore[arg-type]
+        train(given, Logistic(4, 3), fedavg(), PLAN, noised, **more)  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -99,10 +99,6 @@ WRONG: list[tuple[dict[str, object], str]] = [
     ({"task": torch.nn.Linear(4, 3)}, "(Linear); give ModuleTask(module), which makes a task of"),
     ({"plan": {"rounds": 2}}, "plan is {'rounds': 2} (dict); give a plan, such as Plan(rounds"),
     ({"plan": Plan}, "plan is the class Plan itself; give a plan, such as Plan(rounds=100)"),
-    (
-        {"budget": {}, "privacy": Gaussian(noise=1.0)},
-        "budget is {} (dict); give a budget, such as Budget(",
-    ),
     ({"metrics": "auc"}, "metrics is 'auc'; give a list: metrics=['auc']"),
     ({"stopping": "p.csv"}, "stopping is 'p.csv'; give Stopping('public.csv', label='outcome')"),
     ({"out": 3}, "out is 3 (int); give the path of a run folder"),
@@ -141,7 +137,7 @@ def test_epsilon_is_solved_as_in_a_configuration(view: str) -> None:
     wanted = settings.setting(data).privacy
     mechanism = Gaussian(clip=1.0, epsilon=2.0, view=view)  # type: ignore[arg-type]
     parts = (settings.task.build(data), settings.algorithm.build(), settings.plan)
-    found = Run(data.roster, *parts, mechanism, Budget(view=view))  # type: ignore[arg-type]
+    found = make_run(data.roster, *parts, mechanism)  # type: ignore[arg-type]
     assert found.privacy is not None and wanted is not None
     assert found.privacy.noise == wanted.noise != 1.0 and found.privacy.epsilon is None
 

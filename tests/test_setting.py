@@ -14,9 +14,8 @@ from stated import over_draw
 from torch import nn
 
 from dpscaffold.algorithms import ITERATIVE, fedprox, with_momentum
-from dpscaffold.config import Run
-from dpscaffold.config.budget import Budget
-from dpscaffold.config.gaussian import STORED, Gaussian
+from dpscaffold.config import make_run, solve_noise
+from dpscaffold.config.gaussian import Gaussian, NoisedStep
 from dpscaffold.federation import Federation, Records
 from dpscaffold.federation.roster import Roster
 from dpscaffold.tasks import Logistic, Mlp, ModuleTask
@@ -161,7 +160,7 @@ def test_no_record_can_be_reached_from_a_setting():
     """Whatever a setting holds, to any depth, none of it has the records' numbers in it."""
     data = federation()
     run = setting("scaffold", "logistic", "fixed", data)
-    plain = Run(data.roster, run.task, run.algorithm, run.plan, run.privacy, run.budget)
+    plain = make_run(data.roster, run.task, run.algorithm, run.plan, run.privacy)
     seen, todo = set(), [plain]
     while todo:
         value = todo.pop()
@@ -184,18 +183,19 @@ def test_a_setting_is_calibrated_to_an_epsilon():
     """The noise of ε = 1 towards the server costs at most that and not much less, for users of
     unequal sizes too; everything else stays."""
     run = setting("scaffold", "logistic", "poisson", federation((90, 40, 300, 55, 70, 120)))
-    solved = run.calibrated(1.0)
+    solved = solve_noise(run, 1.0)
     assert 0.98 < over_draw(solved.describe()) <= 1.0
     assert solved.privacy == run.privacy.changed(noise=solved.privacy.noise)
     assert (solved.plan, solved.algorithm, solved.roster) == (run.plan, run.algorithm, run.roster)
     with refuses("no-privacy"):
-        setting("scaffold").calibrated(1.0)
+        solve_noise(setting("scaffold"), 1.0)
 
 
 def test_the_budget_is_part_of_the_description():
     """Caps and declining reach the accountant from the setting itself."""
-    budget = Budget(delta=1e-4, user_epsilon=2.0)
-    said = replace(setting("fedavg", "logistic", "fixed"), budget=budget).describe()
+    base = setting("fedavg", "logistic", "fixed")
+    limited = base.privacy.changed(delta=1e-4, user_epsilon=2.0)
+    said = replace(base, privacy=limited).describe()
     assert said.delta == 1e-4 and said.declines is not None
 
 
@@ -207,7 +207,7 @@ def test_settings_tell_themselves_apart_in_words():
         replace(base, algorithm=with_momentum(fedprox(0.1))),
         replace(base, plan=base.plan.changed(seed=3)),
         replace(base, privacy=base.privacy.changed(noise=9.0)),
-        replace(base, budget=Budget(user_epsilon=2.0)),
+        replace(base, privacy=base.privacy.changed(user_epsilon=2.0)),
         replace(base, task=Mlp(4, 3, hidden=2)),
     ]
     told = [json.dumps(one.to_dict(), sort_keys=True) for one in (base, *others)]
@@ -233,7 +233,7 @@ def test_what_is_accounted_has_the_noise_that_was_solved_for(given):
     else:
         base = setting("scaffold", privacy=Gaussian(clip=1.0, noise=50.0))
         _ = base.mechanism
-        solved = base.calibrated(3.0)
+        solved = solve_noise(base, 3.0)
     assert solved.privacy.noise != 1.0 and solved.privacy.epsilon is None
     assert solved.mechanism.noise == solved.privacy.noise
     assert solved.mechanism == solved.describe() == replace(solved).describe()
@@ -242,24 +242,21 @@ def test_what_is_accounted_has_the_noise_that_was_solved_for(given):
 
 def test_configurations_and_offers_keep_every_field_of_a_mechanism() -> None:
     """A field that was lost on the way would silently be the default there."""
-    poisson = Gaussian(
-        2.0, 3.0, "poisson", secret=True, neighbours="zero-out", noise_by_user=(3.0, 4.0)
-    )
-    for name in STORED:
-        given = Gaussian(noise=3.0).changed(unit="user") if name == "unit" else poisson
-        assert getattr(given, name) != getattr(Gaussian(noise=1.0), name)
-        assert Gaussian.from_json(json.loads(json.dumps(given.to_json()))) == given
-        assert Gaussian(**given.to_json()).mechanism == given
+    step = NoisedStep(2.0, 3.0, "poisson", "user", secret=True)
+    for name in NoisedStep.model_fields:
+        assert getattr(step, name) != getattr(NoisedStep(), name)
+    assert NoisedStep(**json.loads(json.dumps(step.stored()))) == step
+    assert Gaussian(noise=1.0, delta=1e-3).with_step(step).step == step
 
 
 @pytest.mark.parametrize(
     ("change", "code"),
     [
-        ({"noise": "3"}, "wrong-type"),
-        ({"noise": True}, "wrong-type"),
-        ({"secret": 1}, "wrong-type"),
-        ({"clip": "mean"}, "wrong-type"),
-        ({"unit": "site"}, "wrong-type"),
+        ({"noise": "3"}, "not-a-number"),
+        ({"noise": True}, "not-a-number"),
+        ({"secret": 1}, "not-true-or-false"),
+        ({"clip": "mean"}, "not-a-number"),
+        ({"unit": "site"}, "unknown-choice"),
         ({"noise": -1.0}, "out-of-range"),
         ({"epsilon": 1.0}, "unknown-key"),
         ({"colour": "red"}, "unknown-key"),
@@ -267,10 +264,4 @@ def test_configurations_and_offers_keep_every_field_of_a_mechanism() -> None:
 )
 def test_a_stored_mechanism_is_checked(change, code) -> None:
     with refuses(code):
-        Gaussian.from_json({**Gaussian(noise=3.0).to_json(), **change})
-    lacking = Gaussian(noise=3.0).to_json()
-    del lacking["secret"]
-    with refuses("missing-key: secret"):
-        Gaussian.from_json(lacking)
-    with refuses("epsilon-without-sizes"):
-        Gaussian(epsilon=1.0).to_json()
+        NoisedStep(**{**NoisedStep(noise=3.0).stored(), **change})

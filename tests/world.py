@@ -49,7 +49,6 @@ from torch import Tensor
 
 from dpscaffold import (
     BadInput,
-    Budget,
     Gaussian,
     Logistic,
     Plan,
@@ -278,8 +277,7 @@ def make(
             Logistic(2, 2),
             fedavg(),
             plan,
-            Gaussian(clip=1.0, noise=noise, secret=kind == "secret"),
-            budget=Budget(file=budget) if budget else Budget(),
+            Gaussian(clip=1.0, noise=noise, secret=kind == "secret", budget_file=budget),
             out=folder,
             resume=True,
             release=kind == "release",

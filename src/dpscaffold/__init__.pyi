@@ -8,7 +8,6 @@ from .algorithms import ridge as ridge
 from .algorithms import scaffold as scaffold
 from .algorithms import scaffold_balanced as scaffold_balanced
 from .algorithms import scaffold_warm as scaffold_warm
-from .config.budget import Budget as Budget
 from .config.gaussian import Gaussian as Gaussian
 from .config.plan import Plan as Plan
 from .data.sources.objects import federation_of as federation_of

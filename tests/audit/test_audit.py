@@ -68,7 +68,7 @@ def audited(config, *overrides, views=("server",), limits=QUICK, one_run=None):
 HONEST = [
     (),
     ("privacy.sampling=poisson",),
-    ("privacy.sampling=poisson", "privacy.neighbours=add-remove", "data.declared_sizes=32"),
+    ("privacy.sampling=poisson", "data.declared_sizes=32"),
     ("privacy.unit=user", "privacy.noise=3"),
     ("algorithm.name=fedavg", "task.kind=mlp"),
     ("algorithm.name=scaffold-warm", "plan.rounds=3", "plan.warm_rounds=1"),
@@ -333,7 +333,7 @@ def test_more_local_steps_than_are_counted(config, monkeypatch, sampling):
 
 def test_sizes_read_off_the_data_where_sizes_are_hidden(config, monkeypatch):
     """b_i = ⌊sR_i⌋ of the true R_i under add/remove: the scale of the noise tells the size."""
-    hidden = ["privacy.neighbours=add-remove", "data.declared_sizes=32", "privacy.noise=8"]
+    hidden = ["data.declared_sizes=32", "privacy.noise=8"]
     overrides = ("privacy.sampling=poisson", "plan.rounds=6", *hidden)
     assert not audited(config, *overrides).beaten
     proper = Federation.roster.func

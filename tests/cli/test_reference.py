@@ -36,7 +36,6 @@ NEEDS = {
     "algorithm.beta": {"server": "momentum"},
     "algorithm.beta2": {"server": "adam"},
     "algorithm.tau": {"server": "adam"},
-    "privacy.neighbours": {"sampling": "poisson"},
     "privacy.allow": {"release": True},
 }
 #: A value of each key that must be refused.
@@ -61,7 +60,6 @@ REFUSED = {
     "privacy.colluders": 0,
     "privacy.sampling": "some",
     "privacy.unit": "person",
-    "privacy.neighbours": "near",
     "privacy.delta": 2.0,
     "privacy.user_epsilon": 0.0,
     "privacy.allow": ["everything"],

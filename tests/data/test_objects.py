@@ -13,7 +13,7 @@ import pytest
 import torch
 from refusals import refuses
 
-from dpscaffold import Budget, run
+from dpscaffold import Gaussian, run
 from dpscaffold.data import federation_of, load_federation
 
 ROWS = 60
@@ -176,4 +176,5 @@ def test_paths_may_be_paths(tmp_path: Path) -> None:
     other = {"data": {**tables["data"], "path": "nowhere"}}
     two = run(other, {**plan, "data.path": tmp_path / "a.csv"}, out=str(tmp_path / "two"))
     assert torch.equal(one.params, two.params)
-    assert Budget(file=tmp_path / "b.jsonl") == Budget(file=str(tmp_path / "b.jsonl"))
+    file = tmp_path / "b.jsonl"
+    assert Gaussian(noise=1.0, budget_file=file) == Gaussian(noise=1.0, budget_file=str(file))

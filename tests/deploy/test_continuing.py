@@ -17,8 +17,8 @@ from small import Driven, federation, simulator
 from stated import at_most, spent
 from typer.testing import CliRunner
 
+from dpscaffold import Gaussian
 from dpscaffold.cli import app
-from dpscaffold.config.budget import Budget
 from dpscaffold.config.personal import PersonalSettings
 from dpscaffold.deployment.protocol.messages import SERVER, ask, new_key
 from dpscaffold.deployment.server.continuing import read_counts
@@ -800,7 +800,7 @@ def test_what_has_no_rest_of_its_own_is_refused(joined):
         with refuses(expected):
             made.run(joined.world.names, False, joined.first)
     made = joined.made()
-    made.budget = Budget(delta=1e-5, user_epsilon=0.2)
+    made.limits = Gaussian(noise=1.0, delta=1e-5, user_epsilon=0.2)
     with refuses("not-applicable: privacy.user_epsilon"):
         made.run(joined.world.names, False, joined.first)
     with refuses("roster-changed: none of them"):

@@ -19,7 +19,6 @@ from typer.testing import CliRunner
 
 from dpscaffold import train
 from dpscaffold.cli import app
-from dpscaffold.config.budget import Budget
 from dpscaffold.config.gaussian import Gaussian
 from dpscaffold.deployment.protocol.agreement import read_offer
 from dpscaffold.deployment.protocol.exchange import ExchangeStopped
@@ -30,13 +29,13 @@ from dpscaffold.deployment.server.sites import Patience
 from dpscaffold.models.loading import load_model
 from dpscaffold.privacy import THIRD_PARTY, noise_seen
 from dpscaffold.runs.folder import RunFolder
-from dpscaffold.runs.ledger import MAY_STAY_AWAY, read_account
+from dpscaffold.runs.ledger import read_account
 
 FIXED = Gaussian(clip=0.7, noise=0.8)
 SECRET = Gaussian(clip=0.7, noise=20.0, secret=True)
 
 
-def deployment(world, out, budget=None, patience=None, observer=None):
+def deployment(world, out, limits=None, patience=None, observer=None):
     offer = read_offer(world.enrolled.offer)
     scorer = evaluation_on(offer, *world.data.test.of(0))
     config = {"plan": world.setting.plan.to_dict(), "privacy": {"secret": world.secret}}
@@ -46,7 +45,7 @@ def deployment(world, out, budget=None, patience=None, observer=None):
         world.correspondence(),
         RunFolder(out),
         config,
-        budget or (Budget(delta=1e-5, absent=MAY_STAY_AWAY) if private else Budget()),
+        limits or (Gaussian(noise=1.0, delta=1e-5) if private else None),
         patience or Patience(1, 2, 0.0),
         scorer=scorer,
         observer=observer,

@@ -476,8 +476,6 @@ def test_bad_arguments_are_refused(tmp_path):
             Strategy(net(), plan(), privacy, (FEATURES,))
     with refuses("unknown-algorithm"):
         strategy(algorithm=scaffold().replace(name="fedavg"))
-    with refuses("sizes-not-declared"):
-        strategy(privacy=Gaussian(1.0, 5.0, "poisson", neighbours="add-remove"))
     with refuses("not-applicable: plan.steps_by_user"):
         strategy(plan(steps_by_user=(2, 1)))
     with refuses("no-participants"):

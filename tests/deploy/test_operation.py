@@ -202,7 +202,6 @@ def test_an_epsilon_is_solved_for_the_sites_public_sizes(tmp_path, sampling):
     assert 1.99 < at_most(run, 5) <= 2.0
     written = settings.resolved()["privacy"]
     assert written["noise"] == offer.privacy.noise and "epsilon" not in written
-    assert settings.budget().declines  # anybody may stay away, in calibration too
 
 
 def test_sizes_are_not_named_where_a_user_is_the_unit(tmp_path):
@@ -250,7 +249,6 @@ def test_noise_is_secret_unless_it_is_a_rehearsal(tmp_path):
     assert settings.resolved()["privacy"]["secret"] is True
     rehearsal = load_served(plan(tmp_path), ["deploy.rehearsal=true"])
     assert rehearsal.offer().privacy.secret is False
-    assert settings.budget().declines == "a site may decline or stay away"
 
 
 # --- reading a site's table by the offer's schema

@@ -161,7 +161,7 @@ def test_a_server_solves_for_the_table_of_its_plan(tmp_path, secure):
     # Sites may come in another order, and each keeps its own noise.
     names, sizes = ("east", "north", "west"), (250, 400, 400)
     enrolled = EnrolledRun("", {}, names, "", sizes, declared=True)
-    setting = setting_of(offer, enrolled, served.budget())
+    setting = setting_of(offer, enrolled, served.privacy)
     assert setting.privacy.noise_of(0) == offer.noises["east"]
     assert setting.sums is not None if secure else setting.sums is None
     again = tmp_path / "again.toml"

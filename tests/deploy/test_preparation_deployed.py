@@ -17,7 +17,6 @@ from in_memory import Crash
 from refusals import refuses
 from small import CPU, Driven, Trial, federation, simulator
 
-from dpscaffold.config.budget import Budget
 from dpscaffold.config.gaussian import Gaussian
 from dpscaffold.config.plan import ONE_ROUND
 from dpscaffold.config.secure import Secure
@@ -77,7 +76,7 @@ def simulated_steps(world):
     offer = read_offer(world.enrolled.offer)
     roster = EnrolledRun("", {}, world.names, "", world.data.roster.sizes, declared=False)
     while (place := offer.rows.unfitted) is not None:
-        given = setting_of(offer.fitting(place), roster, Budget())
+        given = setting_of(offer.fitting(place), roster)
         data = applied(world.data, offer.fitting(place).rows.steps)
         trial = Trial.of(data, given.task, given.algorithm, given.plan, given.privacy)
         driven = Driven(simulator(replace(trial, secure=given.secure), chunk=1)).drive()
@@ -147,7 +146,7 @@ def lines_of(world, name="east"):
 def test_each_step_has_its_own_line_of_the_ledger(tmp_path, secure):
     """A step is one Gaussian of the stated noise: zero-out neighbours have twice its multiplier,
     and in a sum of four sites three honest ones add noise."""
-    privacy = SECRET.changed(neighbours="zero-out")
+    privacy = SECRET.changed(sampling="poisson")
     world = world_of(tmp_path / "sites", PIPELINES["pca"], privacy, secure)
     served(world, tmp_path / "run")
     *fits, training = lines_of(world)
@@ -168,7 +167,7 @@ def test_each_step_has_its_own_line_of_the_ledger(tmp_path, secure):
 def test_the_statement_of_the_run_includes_the_preparation(tmp_path, secure):
     """Two steps and ridge regression are three Gaussians, and so one: 1/z² = Σ 1/z_i². In secure
     sums both attempts at a step count, and both attempts that are permitted at the training."""
-    privacy = SECRET.changed(noise=3.0, neighbours="zero-out")
+    privacy = SECRET.changed(noise=3.0, sampling="poisson")
     steps = [CENTRE, {**PCA, "noise": 5.0}]
     world = ridge_world(tmp_path / "sites", steps, privacy, secure)
     _, result = served(world, tmp_path / "run")
@@ -210,7 +209,7 @@ def test_a_policy_that_allows_no_preparation_any_more_counts_at_once(tmp_path):
     world = world_of(tmp_path / "sites", [CENTRE], SECRET)
     world.enrolled = EnrolledRun.fresh(changed_offer(world), world.names)
     sized = replace(world.enrolled, sizes=world.data.roster.sizes)
-    world.setting = setting_of(read_offer(world.enrolled.offer), sized, Budget())
+    world.setting = setting_of(read_offer(world.enrolled.offer), sized)
     world.post = world.correspondence()
     world.state = State.initial(world.setting, CPU)
     world.enrol()

@@ -72,7 +72,7 @@ def gaussian_delta(epsilon: float, multiplier: float) -> float:
 def test_the_ledger_has_the_epsilon_of_one_bounded_sum(tmp_path, secure):
     """Zero-out: a record moves the sum by C, and noise has 2Cσ_g. In a sum of four sites, one of
     whom colludes, three add noise."""
-    world = world_of(tmp_path, SECRET.changed(neighbours="zero-out"), secure=secure)
+    world = world_of(tmp_path, SECRET.changed(sampling="poisson"), secure=secure)
     world.enrol()
     world.drive()
     reserved = world.ledger("east").runs[world.enrolled.run]

@@ -13,7 +13,6 @@ import torch
 from deploy.world import TABLE
 
 from dpscaffold import Model
-from dpscaffold.config.budget import Budget
 from dpscaffold.deployment.protocol.agreement import Offer, SchemaSettings, read_offer
 from dpscaffold.deployment.protocol.enrolment import EnrolledRun
 from dpscaffold.deployment.server.agreed import model_of, setting_of
@@ -33,7 +32,7 @@ def offered(rows: SchemaSettings) -> Offer:
 def model_of_offer(rows: SchemaSettings) -> Model:
     """The model with which a run begins that was offered for such rows."""
     offer = offered(rows)
-    setting = setting_of(offer, EnrolledRun("", {}, ("north",), "", (30,), True), Budget())
+    setting = setting_of(offer, EnrolledRun("", {}, ("north",), "", (30,), True))
     return model_of(offer.rows, setting, State.initial(setting, torch.device("cpu")), None)
 
 

@@ -15,7 +15,7 @@ from small import EVERY, PRIVACIES, TASKS, UNEQUAL, Driven, federation, setting
 
 from dpscaffold import Gaussian, Linear, Logistic, Plan, scaffold, synthetic, train
 from dpscaffold.algorithms import fedavg
-from dpscaffold.config import Run
+from dpscaffold.config import make_run
 from dpscaffold.engines import Hardware, Simulator
 from dpscaffold.engines.fast import cores
 from dpscaffold.engines.fast import scripted as scripts
@@ -101,7 +101,8 @@ def test_a_stack_of_runs_is_shared_without_drawing_twice(monkeypatch):
     data = federation(UNEQUAL)
     plans = [Plan(rounds=3, data_ratio=0.4, user_ratio=1.0, learning_rate=r) for r in (0.1, 0.3)]
     runs = [
-        Run(data.roster, Logistic(4, 3), scaffold(), plan, PRIVACIES["fixed"]) for plan in plans
+        make_run(data.roster, Logistic(4, 3), scaffold(), plan, PRIVACIES["fixed"])
+        for plan in plans
     ]
     drawn, real = [], Randomness.batches
 

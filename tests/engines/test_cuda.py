@@ -7,7 +7,7 @@ import torch
 
 from dpscaffold import ALGORITHMS, Gaussian, Logistic, Mlp, ModuleTask, Plan, synthetic, train
 from dpscaffold.algorithms import ITERATIVE
-from dpscaffold.config import Run
+from dpscaffold.config import make_run
 from dpscaffold.engines import Hardware, Simulator, State
 from dpscaffold.engines.fast import devices
 from dpscaffold.engines.fast.graphs import Graphs
@@ -104,7 +104,7 @@ def test_no_round_waits_for_the_device(privacy, task, algorithm):
     """Neither recorded rounds nor those that follow; PyTorch raises where one does."""
     data = synthetic(alpha=2, beta=2, users=12, records=80, seed=5)
     plan = Plan(rounds=20, local_steps=4, user_ratio=0.5, data_ratio=0.2)
-    run = Run(data.roster, TASKS[task](), ALGORITHMS[algorithm](), plan, PRIVACY[privacy])
+    run = make_run(data.roster, TASKS[task](), ALGORITHMS[algorithm](), plan, PRIVACY[privacy])
     device = torch.device("cuda")
     engine = Simulator([run], [data], Hardware(device))
     start = State.initial(run, device)

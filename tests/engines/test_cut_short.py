@@ -7,7 +7,7 @@ import torch
 from small import Driven, setting, simulator
 
 from dpscaffold import Logistic, Plan, scaffold, synthetic, train
-from dpscaffold.config import Run
+from dpscaffold.config import make_run
 from dpscaffold.config.gaussian import Gaussian
 from dpscaffold.engines.fast import devices
 from dpscaffold.engines.fast.devices import BatchOverflow, Layout
@@ -62,7 +62,7 @@ def test_a_round_that_is_cut_short_comes_again_as_it_was(monkeypatch, tmp_path):
 
 def test_stacks_and_memories_come_again_too(monkeypatch):
     plans = [PLAN.changed(seed=seed) for seed in (0, 1, 2)]
-    runs = [Run(DATA.roster, Logistic(40, 10), scaffold(), plan, POISSON) for plan in plans]
+    runs = [make_run(DATA.roster, Logistic(40, 10), scaffold(), plan, POISSON) for plan in plans]
     meant = train_stack(runs, [DATA] * 3)
     monkeypatch.setattr(devices, "poisson_width", lambda records, batch: batch + 1)
     found = train_stack(runs, [DATA] * 3)

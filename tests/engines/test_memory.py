@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dpscaffold.algorithms import scaffold, scaffold_balanced
-from dpscaffold.config import Run
+from dpscaffold.config import make_run
 from dpscaffold.config.gaussian import Gaussian
 from dpscaffold.config.plan import Plan
 from dpscaffold.engines import Simulator, State
@@ -27,7 +27,7 @@ from dpscaffold.config.gaussian import Gaussian
 from dpscaffold.training.evaluator import Evaluator
 from dpscaffold.config.plan import Plan
 from dpscaffold.engines.rounds import plain_draws, rounds
-from dpscaffold.config import Run
+from dpscaffold.config import make_run
 from dpscaffold.tasks import Logistic
 
 users, records, dimension, classes = 10_000, 100, 40, 10
@@ -40,7 +40,7 @@ def table(n):
 
 data = Federation(table(records), table(5), classes).validated()
 plan = Plan(rounds=1, user_ratio=0.2)
-run = Run(data.roster, Logistic(dimension, classes), scaffold(), plan, Gaussian(1.0, 5.0))
+run = make_run(data.roster, Logistic(dimension, classes), scaffold(), plan, Gaussian(1.0, 5.0))
 device = torch.device("cpu")
 engine = Simulator([run], [data])
 drawing, start = plain_draws(run, run.randomness()), State.initial(run, device)
@@ -87,7 +87,7 @@ def test_a_round_makes_nothing_for_users_who_do_not_take_part(algorithm):
         table = Records(x, (x[:, 0] > 0).long(), torch.arange(users + 1) * 3)
         data = Federation(table, table, 2).validated()
         plan = Plan(rounds=2, local_steps=2, user_ratio=20 / users, data_ratio=0.4)
-        run = Run(data.roster, Logistic(4, 2), algorithm(), plan, Gaussian(1.0, 1.0))
+        run = make_run(data.roster, Logistic(4, 2), algorithm(), plan, Gaussian(1.0, 1.0))
         engine = Simulator([run], [data])
         start = State.initial(run, torch.device("cpu"))
         left = rounds(run, engine, plain_draws(run, run.randomness()), start)

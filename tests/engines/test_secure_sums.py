@@ -23,7 +23,7 @@ from small import (
     simulator,
 )
 
-from dpscaffold import Budget, Gaussian, Logistic, Plan, fedavg, fedprox, train
+from dpscaffold import Gaussian, Logistic, Plan, fedavg, fedprox, train
 from dpscaffold.algorithms import Broadcast, Upload, with_momentum
 from dpscaffold.config import Secure
 from dpscaffold.engines import Draw, Hardware, Simulator
@@ -313,7 +313,7 @@ def test_sites_may_not_decline_a_secure_sum(limit):
     """A site that declines adds no noise."""
     run = secure()
     with refuses(f"secure-not-proved: privacy.{next(iter(limit))}"):
-        replace(run, budget=Budget(**limit))
+        replace(run, privacy=run.privacy.changed(**limit))
 
 
 def test_epsilon_is_solved_for_the_sums():

@@ -143,7 +143,7 @@ def _plain(terms: Terms) -> Said:
     """Terms as a JSON file has them."""
     kept = {
         **vars(terms),
-        "mechanism": None if terms.mechanism is None else terms.mechanism.to_json(),
+        "mechanism": None if terms.mechanism is None else terms.mechanism.stored(),
         "sums": None if terms.sums is None else vars(terms.sums),
     }
     return dict(json.loads(json.dumps(kept)))

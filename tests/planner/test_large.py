@@ -25,7 +25,7 @@ from dpscaffold import (
     scaffold_warm,
 )
 from dpscaffold.cli import app
-from dpscaffold.config import Run
+from dpscaffold.config import Run, make_run, solve_noise
 from dpscaffold.planning import Facts, Goal, Limits
 from dpscaffold.planning import shape as shapes
 from dpscaffold.planning.shape import CLASSES, FEATURES, ROUNDS, WEIGHTS, Shape
@@ -45,7 +45,7 @@ def public(facts: Facts = FACTS, task: object = None, **plan: object) -> Run:
     values = {"rounds": 6, "local_steps": 2, "user_ratio": 0.5, "regularisation": 0.01}
     chosen = task or Logistic(facts.features, facts.classes)
     noise = Gaussian(0.7, 2.0, "poisson")
-    return Run(facts.roster, chosen, scaffold_balanced(), Plan(**(values | plan)), noise)  # type: ignore[arg-type]
+    return make_run(facts.roster, chosen, scaffold_balanced(), Plan(**(values | plan)), noise)  # type: ignore[arg-type]
 
 
 def gathered(setting: Run, rate: float) -> tuple[float, float]:
@@ -167,8 +167,8 @@ def test_a_plan_of_many_rounds_promises_what_all_of_them_cost(monkeypatch):
     found = recommend(FACTS, Goal(3.0), Limits(10_000, 2, 6))
     plan, run = found.setting.plan, found.setting.describe()
     assert plan.rounds == run.rounds == 10_000
-    assert 2.9 < epsilon(run, found.setting.budget.against(run)) <= 3.0
-    few = replace(found.setting, plan=plan.changed(rounds=6)).calibrated(3.0)
+    assert 2.9 < epsilon(run, found.setting.limits.against(run)) <= 3.0
+    few = solve_noise(replace(found.setting, plan=plan.changed(rounds=6)), 3.0)
     assert found.setting.privacy.noise > 10 * few.privacy.noise
     assert "6 rounds instead of 10000" in found.smaller
     assert "σ_g are those of all 10000" in found.smaller
@@ -179,7 +179,7 @@ def test_the_stretched_surrogate_agrees_with_the_long_one(monkeypatch):
     """The same run of 120 rounds tried as it is and in 30: the same choice, and accuracies within
     five points at every rate (four surrogates of 4,000 test records; measured at most two)."""
     facts = Facts.of(users=10, records=40, features=5, classes=3, similarity=0.0)
-    real = public(facts, rounds=120, user_ratio=0.2).calibrated(3.0)
+    real = solve_noise(public(facts, rounds=120, user_ratio=0.2), 3.0)
     rates = [0.01, 0.1, 1.0]
     scores = {}
     for most in (120, 30):

@@ -28,7 +28,7 @@ from dpscaffold import (
     scaffold_balanced,
 )
 from dpscaffold.cli import app
-from dpscaffold.config import Run
+from dpscaffold.config import Run, make_run
 from dpscaffold.planning import Facts, Goal, Limits
 from dpscaffold.planning.recommendation import Recommendation, default_task, numbers_sent
 from dpscaffold.planning.shape import Shape
@@ -45,7 +45,7 @@ def public(facts: Facts = FACTS, noise: float = 2.0, **plan: object) -> Run:
     values = {"rounds": 6, "local_steps": 8, "user_ratio": 0.5, "regularisation": 0.0}
     squares = Linear(facts.features, 1, LOSSES["squared"])
     task = Logistic(facts.features, facts.classes) if facts.classes else squares
-    return Run(
+    return make_run(
         facts.roster,
         task,
         scaffold_balanced(),

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpscaffold import Gaussian, Logistic, Plan, recommend, scaffold_balanced
-from dpscaffold.config import Run
+from dpscaffold.config import Run, make_run
 from dpscaffold.planning import Facts, Goal, Limits
 from dpscaffold.planning.recommendation import Recommendation
 from dpscaffold.planning.surrogate import SurrogateAssumptions
@@ -21,7 +21,9 @@ from dpscaffold.report.planning import as_json
 from dpscaffold.training.events import StackBegun, silence
 
 FACTS = Facts.of(users=12, records=60, features=6, classes=3)
-PUBLIC = Run(FACTS.roster, Logistic(6, 3), scaffold_balanced(), Plan(rounds=6), Gaussian(1.0, 2.0))
+PUBLIC = make_run(
+    FACTS.roster, Logistic(6, 3), scaffold_balanced(), Plan(rounds=6), Gaussian(1.0, 2.0)
+)
 
 
 class Scored(Bench):

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from dpscaffold import Gaussian, Linear, Plan, fedavg
 from dpscaffold.cli import app
-from dpscaffold.config import Run, load, parse
+from dpscaffold.config import Run, load, make_run, parse
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.roster import Roster
 from dpscaffold.planning.facts import Facts, Limits
@@ -151,7 +151,7 @@ def test_a_mean_by_records_has_its_own_noise():
     """Σ w_i²v_i with w_i = R_i/ΣR_j, on average over cohorts, by hand from 2Cσ_g/b_i."""
     sizes = (20, 50, 900, 300)
     facts = Facts(sizes, 4, 2)
-    real = Run(
+    real = make_run(
         facts.roster,
         Linear(4, 2, LOSSES["softmax"]),
         fedavg(),

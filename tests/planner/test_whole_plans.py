@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from dpscaffold import BadInput, Gaussian, Logistic, Plan, fedavg, recommend, scaffold_balanced
 from dpscaffold.cli import app
-from dpscaffold.config import Run, Secure, load
+from dpscaffold.config import Run, Secure, load, make_run
 from dpscaffold.deployment.server.config import load_served
 from dpscaffold.planning import Facts, Goal, Limits
 from dpscaffold.planning.recommendation import Preset, _candidates
@@ -40,7 +40,9 @@ WORDS = ["--users", "12", "--records", "60", "--features", "6", "--classes", "3"
 
 def setting(balanced: bool = True, **plan: int) -> Run:
     algorithm = scaffold_balanced() if balanced else fedavg()
-    return Run(FACTS.roster, Logistic(6, 3), algorithm, Plan(rounds=6, **plan), Gaussian(1.0, 2.0))
+    return make_run(
+        FACTS.roster, Logistic(6, 3), algorithm, Plan(rounds=6, **plan), Gaussian(1.0, 2.0)
+    )
 
 
 def tried(scores: Sequence[float], balanced: bool) -> Choice:

@@ -95,7 +95,7 @@ def test_what_is_solved_for_is_what_is_stated(against):
         (changed("--user-ratio", "0.001"), "no-participants: selects none of 100"),
         (changed("--data-ratio", "-1"), "out-of-range: --data-ratio is -1.0"),
         (changed("--records", "2"), "empty-batch: a batch of 0"),
-        (changed("--rounds", "0"), "out-of-range: rounds=0"),
+        (changed("--rounds", "0"), "out-of-range: rounds is 0"),
         (changed("--noise", "nan"), "out-of-range|not-a-number: nan"),
         (changed("--noise", "1e-10"), "noise-out-of-range: 1e-10"),
         (changed("--delta", "0"), "out-of-range: delta=0"),
@@ -134,7 +134,7 @@ def test_the_program_ends_with_status_2(capsys, monkeypatch):
         main()
     assert ended.value.code == 2
     said = capsys.readouterr().err
-    assert "rounds=0" in said and "Traceback" not in said
+    assert "rounds is 0" in said and "Traceback" not in said
 
 
 CONFIG = """

@@ -13,11 +13,11 @@ from privacy.settings import SMALL, run_of
 from refusals import refuses
 from small import federation
 
-from dpscaffold import Budget, Gaussian, Logistic, Plan, fedavg, fedprox, scaffold, train
+from dpscaffold import Gaussian, Logistic, Plan, fedavg, fedprox, scaffold, train
 from dpscaffold.algorithms import ALGORITHMS, with_momentum
 from dpscaffold.algorithms.base import Algorithm, Upload
 from dpscaffold.algorithms.fedavg import along_gradient, send_move
-from dpscaffold.config import Run
+from dpscaffold.config import make_run
 from dpscaffold.federation import Federation, Records
 from dpscaffold.privacy import Mechanism, Part, noise_seen, state
 from dpscaffold.privacy.adversary import THIRD_PARTY
@@ -63,8 +63,8 @@ def test_others_hide_a_record_in_one_sum_of_linear_uploads_alone(algorithm: Algo
         rounds=rounds, local_steps=1, user_ratio=1.0, data_ratio=1.0, weighting="records",
         warm_rounds=1 if algorithm.warm_up else 0,
     )  # fmt: skip
-    data, budget = federation((9, 12)), Budget(delta=delta)
-    said = train(data, Logistic(4, 3), algorithm, plan, Gaussian(noise=noise), budget=budget)
+    data, privacy = federation((9, 12)), Gaussian(noise=noise, delta=delta)
+    said = train(data, Logistic(4, 3), algorithm, plan, privacy)
     truth = gaussian_epsilon(delta, math.sqrt(rounds) / noise)
     for name in ("third_party", "participant"):
         one = said.privacy.towards(name)
@@ -93,7 +93,7 @@ PLAN = Plan(rounds=2, local_steps=2, user_ratio=1.0, data_ratio=0.5)
 def described(data: Federation, weighting: str = "uniform", **limits: object) -> Mechanism:
     privacy = Gaussian(**{"noise": 4.0, "sampling": "poisson", **limits})
     plan = PLAN.changed(weighting=weighting)
-    run = Run(data.roster, Logistic(4, 3), fedavg(), plan, privacy).describe()
+    run = make_run(data.roster, Logistic(4, 3), fedavg(), plan, privacy).describe()
     assert run is not None
     return run
 
@@ -109,33 +109,16 @@ def without_one(data: Federation, user: int) -> Federation:
 def test_a_budget_per_user_lets_users_stay_away():
     data = federation((9, 12, 4, 7, 15, 6))
     plan = Plan(rounds=4, local_steps=1, user_ratio=0.5, data_ratio=0.25)
-    for budget, theorem in ((Budget(user_epsilon=3.0), "1"), (Budget(), "2")):
-        said = train(data, Logistic(4, 3), fedavg(), plan, Gaussian(noise=4.0), budget=budget)
+    for limits, theorem in (({"user_epsilon": 3.0}, "1"), ({}, "2")):
+        said = train(data, Logistic(4, 3), fedavg(), plan, Gaussian(noise=4.0, **limits))
         assert said.privacy.towards("third_party").theorem == theorem
         assert (said.privacy.run.declines == "user_epsilon") == (theorem == "1")
 
 
-@pytest.mark.parametrize(
-    ("limits", "refusal"),
-    [
-        ({"neighbours": "zero-out"}, "not proved for fixed batches; give 'replace-one'"),
-        ({"neighbours": "add-remove"}, "not proved for fixed batches"),
-        ({"neighbours": "replace-one", "sampling": "poisson"}, "give 'zero-out' or"),
-        ({"neighbours": "zero-out", "sampling": "poisson", "unit": "user"}, "a user as unit"),
-        ({"neighbours": "all"}, "privacy.neighbours is 'all'"),
-    ],
-)
-def test_neighbours_that_are_not_proved_are_refused(limits, refusal):
-    with pytest.raises(ValueError, match=refusal):
-        Gaussian(noise=1.0, **limits)
-
-
 def test_add_remove_needs_declared_sizes():
-    with refuses("sizes-not-declared: data.declared_sizes"):
-        described(federation(), neighbours="add-remove")
     declared = federation().declaring(10)
-    assert described(declared, neighbours="add-remove").relation == "add-remove"
-    assert described(declared, neighbours="zero-out").relation == "zero-out"
+    assert described(declared).relation == "add-remove"
+    assert described(federation()).relation == "zero-out"
     with refuses("not-applicable"):
         described(declared, sampling="fixed")
     for wrong in (0, [5, 5], [5] * 5 + [-1]):

@@ -17,7 +17,6 @@ from refusals import refuses
 from stated import written as statement_in
 
 from dpscaffold import (
-    Budget,
     Gaussian,
     Logistic,
     Plan,
@@ -65,10 +64,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     place = tmp_path_factory.mktemp("runs")
     data = synthetic(users=8, records=60, dimension=5, classes=3)
     plan = Plan(rounds=30, local_steps=3, user_ratio=0.5, evaluate_every=2)
-    private = (Gaussian(clip=1.0, noise=4.0),)
-    budget = Budget(user_epsilon=9.0)
+    private = Gaussian(clip=1.0, noise=4.0, user_epsilon=9.0)
     task = Logistic(5, 3)
-    train(data, task, scaffold(), plan, *private, budget=budget, out=place / "private")
+    train(data, task, scaffold(), plan, private, out=place / "private")
     train(data, task, scaffold(), plan, out=place / "open")
     return [place / "private", place / "open"]
 

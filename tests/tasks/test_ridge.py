@@ -7,7 +7,7 @@ from refusals import refuses
 
 from dpscaffold import Gaussian, Linear, Logistic, Mlp, Plan, ridge, synthetic, train
 from dpscaffold.algorithms import with_momentum
-from dpscaffold.config import Run, Secure, load
+from dpscaffold.config import Secure, load, make_run
 from dpscaffold.federation import Federation
 from dpscaffold.federation.schema import Target
 from dpscaffold.tasks import LOSSES, Batch
@@ -88,7 +88,7 @@ def test_records_that_are_not_finite_add_nothing():
 def test_the_penalty_follows_the_noise():
     """λ = 0.3·√(2pM)/μ_G for the sum, where μ_G² is 0.3 of μ²."""
     privacy = Gaussian(1.0, 2.0, "poisson")
-    setting = Run(DATA.roster, TASK, ridge(), Plan.one_round(), privacy)
+    setting = make_run(DATA.roster, TASK, ridge(), Plan.one_round(), privacy)
     mu = 1 / (2 * 2.0)
     wanted = 0.3 * np.sqrt(2 * 6 * 4) / (np.sqrt(0.3) * mu)
     assert setting.task.penalty * sum(DATA.roster.sizes) == pytest.approx(wanted)
@@ -106,7 +106,7 @@ def test_epsilon_is_solved_for_and_stated():
 def test_one_secure_sum_takes_less_noise_for_the_same_epsilon(engine):
     """Four users, one colluder: √3 times less; the penalty follows, and ε alone is larger."""
     privacy = Gaussian(1.0, epsilon=1.0, sampling="poisson")
-    plain = Run(DATA.roster, TASK, ridge(), Plan.one_round(), privacy)
+    plain = make_run(DATA.roster, TASK, ridge(), Plan.one_round(), privacy)
     given = (DATA, TASK, ridge(), Plan.one_round(), privacy)
     result = train(*given, secure=Secure(colluders=1), engine=engine)
     assert plain.privacy.noise / result.setting.privacy.noise == pytest.approx(3**0.5, rel=2e-3)
@@ -129,7 +129,7 @@ def test_what_cannot_be_one_sum_is_refused(changes, named):
     given = {"task": TASK, "algorithm": ridge(), "plan": Plan.one_round(), "privacy": None}
     given |= changes
     with refuses(f"not-a-sum: {named}"):
-        Run(DATA.roster, given["task"], given["algorithm"], given["plan"], given["privacy"])
+        make_run(DATA.roster, given["task"], given["algorithm"], given["plan"], given["privacy"])
 
 
 def test_a_number_needs_a_range():

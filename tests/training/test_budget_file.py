@@ -17,9 +17,9 @@ from stated import over_draw, written
 from training.test_crashes import DATA, SECRET, SEEDED, Crash, die_after, journalled
 from typer.testing import CliRunner
 
-from dpscaffold import BadInput, Budget, Gaussian, Logistic, Plan, fedavg, synthetic, train
+from dpscaffold import BadInput, Gaussian, Logistic, Plan, fedavg, synthetic, train
 from dpscaffold.cli import app
-from dpscaffold.config import Run
+from dpscaffold.config import make_run
 from dpscaffold.privacy import Ledger
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.runs.account import PrivacyAccount
@@ -49,8 +49,7 @@ def go(federation, file, folder=None, privacy=SECRET, plan=PLAN, **options):
         Logistic(40, 10),
         fedavg(),
         plan,
-        privacy,
-        budget=Budget(file=file),
+        privacy and privacy.changed(budget_file=file),
         out=folder,
         resume=folder is not None,
         **options,
@@ -263,13 +262,12 @@ def test_users_who_are_counted_again_raise_the_grant(federation, tmp_path, room)
     """A site that answered a round with fresh noise released twice: so says the file, and where it
     has no room for that, no further round runs."""
     draw = Randomness(4)
-    setting = Run(
+    setting = make_run(
         federation.roster,
         Logistic(40, 10),
         fedavg(),
         PLAN,
-        SECRET,
-        Budget(file=str(tmp_path / "b")),
+        SECRET.changed(budget_file=str(tmp_path / "b")),
     )
     run = setting.describe()
     BudgetFile.open(tmp_path / "b", room or price(run) * 1.0001, 0.1)
@@ -296,14 +294,12 @@ def test_what_no_budget_can_count_is_refused(federation, file, tmp_path):
     ):
         with refuses(words):
             go(federation, file, tmp_path / "run", privacy)
-    with refuses("no-privacy"):
-        go(federation, file, tmp_path / "run", None)
     with refuses("units-differ"):
         go(federation, file)
         go(federation, file, privacy=Gaussian(1.0, 30.0, unit="user", secret=True))
     assert not (tmp_path / "run").exists()
-    with refuses("wrong-type: budget_file is 3"):
-        Budget(file=3)
+    with refuses("not-text: budget_file is 3"):
+        Gaussian(noise=1.0, budget_file=3)
 
 
 CONFIG = """

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from dpscaffold import Gaussian, Plan, fedavg, train
 from dpscaffold.audit.subject import _described
 from dpscaffold.cli import app
-from dpscaffold.config import Run, Secure, parse
+from dpscaffold.config import Secure, make_run, parse
 from dpscaffold.config.budgets import joint_noises, own_noises
 from dpscaffold.data.loading import load_federation
 from dpscaffold.privacy import adversaries, epsilons_by_group, noise_seen, round_up
@@ -58,11 +58,9 @@ def test_equal_budgets_are_one_noise():
 @pytest.mark.parametrize("weighting", ["uniform", "records", "noise"])
 @pytest.mark.parametrize("colluders", [0, 2])
 def test_secure_sums_keep_every_budget(weighting, colluders):
-    run = replace(
-        setting("fedavg", "logistic", "fixed", local_steps=1, user_ratio=1.0, weighting=weighting),
-        privacy=private(),
-        secure=Secure(colluders),
-    )
+    plain = setting("fedavg", "logistic", local_steps=1, user_ratio=1.0, weighting=weighting)
+    parts = (plain.roster, plain.task, plain.algorithm, plain.plan)
+    run = make_run(*parts, private(), Secure(colluders))
     spent = spent_by(run.mechanism)
     assert noise_seen(run.mechanism, adversaries(run.mechanism)["server"]).theorem == "4"
     assert (spent <= BUDGETS).all()
@@ -178,7 +176,7 @@ def test_other_mistakes_are_refused():
     named = replace(data.roster, names=("default", *data.roster.names[1:]))
     run = setting("fedavg", "logistic", "fixed", data)
     with refuses("conflicting-arguments: default"):
-        Run(named, run.task, run.algorithm, run.plan, private({"default": 1.0}))
+        make_run(named, run.task, run.algorithm, run.plan, private({"default": 1.0}))
 
 
 def test_audits_and_experiments_refuse_users_that_differ():

@@ -19,7 +19,7 @@ from refusals import refuses
 from stated import check_told_alike, over_draw, read, stated
 from typer.testing import CliRunner
 
-from dpscaffold import BadInput, Budget, Gaussian, Logistic, Plan, fedavg, synthetic, train
+from dpscaffold import BadInput, Gaussian, Logistic, Plan, fedavg, synthetic, train
 from dpscaffold.cli import app
 from dpscaffold.engines import Simulator
 
@@ -135,12 +135,12 @@ OTHER = [((2, 2, 2), SEEDED), *product([(8,), (8, 8)], [SECRET, SEEDED])]
 def test_every_epsilon_counts_what_was_lost(federation, tmp_path, ending, moment, privacy, crashes):
     """Kill × resume × {completion, SIGTERM}: what is stated is what the journal says."""
     folder, run = tmp_path / "run", described(federation, privacy)
-    budget = Budget("1/records")
+    privacy = privacy.changed(delta="1/records")
     for last in crashes:
-        assert crash(federation, folder, last, moment, privacy=privacy, budget=budget)
+        assert crash(federation, folder, last, moment, privacy=privacy)
     then = stop_in_first_round() if ending == "interrupted" else None
     observer = watching(folder, run, then)
-    result = go(federation, folder, privacy, budget=budget, observer=observer)
+    result = go(federation, folder, privacy, observer=observer)
     assert result.ended == ending
     check(result)
     _, repeats = journalled(folder)
@@ -148,9 +148,11 @@ def test_every_epsilon_counts_what_was_lost(federation, tmp_path, ending, moment
 
 
 def described(federation, privacy):
-    from dpscaffold.config import Run
+    from dpscaffold.config import make_run
 
-    return Run(federation.roster, Logistic(40, 10), fedavg(), PLAN, privacy).describe("1/records")
+    return make_run(federation.roster, Logistic(40, 10), fedavg(), PLAN, privacy).describe(
+        "1/records"
+    )
 
 
 def test_a_statement_is_withdrawn_before_more_is_released(federation, tmp_path):

@@ -15,7 +15,7 @@ from deploy.world import World
 from refusals import refuses
 from typer.testing import CliRunner
 
-from dpscaffold import BadInput, Budget, Gaussian, Logistic, Plan, fedavg, synthetic, train
+from dpscaffold import BadInput, Gaussian, Logistic, Plan, fedavg, synthetic, train
 from dpscaffold import run as run_configuration
 from dpscaffold.cli import app
 from dpscaffold.federation import Federation
@@ -30,8 +30,9 @@ def federation():
     return synthetic(users=6, records=40, seed=5)
 
 
-def go(federation, out, **options):
-    return train(federation, Logistic(40, 10), fedavg(), PLAN, NOISE, out=out, **options)
+def go(federation, out, limits=None, **options):
+    privacy = NOISE.changed(**(limits or {}))
+    return train(federation, Logistic(40, 10), fedavg(), PLAN, privacy, out=out, **options)
 
 
 def key_of(folder: Path) -> bytes:
@@ -140,7 +141,7 @@ def test_budget_files_tell_nothing_of_the_records(federation, tmp_path):
     """Their grants add whatever the records are, so none of them names any."""
     file = tmp_path / "budget.jsonl"
     BudgetFile.open(file, 9.0, 0.1)
-    go(federation, tmp_path / "run", budget=Budget(delta=1e-3, file=file))
+    go(federation, tmp_path / "run", limits={"delta": 1e-3, "budget_file": file})
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     (grant,) = [line for line in lines if line["event"] == "grant"]
     assert set(grant["account"]) == {"unit", "neighbours", "noise_seed"}

@@ -22,7 +22,6 @@ from stated import over_draw, read, spent, stated, written
 from typed import typed
 
 from dpscaffold import Gaussian, Logistic, Plan, scaffold, synthetic, train
-from dpscaffold.config.budget import Budget
 from dpscaffold.privacy import Cost, Facts, Ledger, Part, describe, state
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.runs.budget_file import BudgetFile
@@ -35,8 +34,9 @@ NOISY, SECRET = Gaussian(clip=1.0, noise=6.0), Gaussian(clip=1.0, noise=6.0, sec
 DATA = synthetic(users=8, records=60, dimension=4, classes=3)
 
 
-def go(plan: Plan, out: Path, resume: bool = True, privacy=NOISY, **more):
-    return train(DATA, Logistic(4, 3), scaffold(), plan, privacy, out=out, resume=resume, **more)
+def go(plan: Plan, out: Path, resume: bool = True, privacy=NOISY, limits=None, **more):
+    given = privacy.changed(**(limits or {}))
+    return train(DATA, Logistic(4, 3), scaffold(), plan, given, out=out, resume=resume, **more)
 
 
 def alone(rounds: int, run, again: int = 0) -> float:
@@ -166,22 +166,22 @@ def test_a_budget_file_grants_further_rounds_or_refuses_them(tmp_path: Path) -> 
     first = max(alone(6, run), ledger)
     path = tmp_path / "budget.jsonl"
     BudgetFile.open(path, epsilon=1.9 * first, delta=10 * run.delta)
-    budget = Budget(file=str(path))
-    go(PLAN, tmp_path / "run", False, budget=budget)
+    limits = {"budget_file": str(path)}
+    go(PLAN, tmp_path / "run", False, limits=limits)
     before = {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir() if p.is_file()}
     with refuses("budget-too-small: 54 rounds"):
-        go(PLAN.changed(rounds=60), tmp_path / "run", budget=budget)
+        go(PLAN.changed(rounds=60), tmp_path / "run", limits=limits)
     after = {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir() if p.is_file()}
     for name in ("config.toml", "setting.json", "ledger.jsonl", "privacy.json", "metrics.jsonl"):
         assert before[name] == after[name], name
-    more = go(PLAN.changed(rounds=8), tmp_path / "run", budget=budget)
+    more = go(PLAN.changed(rounds=8), tmp_path / "run", limits=limits)
     contents = BudgetFile(path).read()
     granted, delta = contents.spent
     assert len(contents.grants) == 2 and delta == 2 * run.delta
     said = more.privacy
     assert granted >= max(said.towards("server").epsilon, said.towards("server").given)
     assert delta == said.delta
-    go(PLAN.changed(rounds=8), tmp_path / "run", budget=budget)
+    go(PLAN.changed(rounds=8), tmp_path / "run", limits=limits)
     assert len(BudgetFile(path).read().grants) == 2, "resuming asks for nothing again"
 
 
@@ -194,9 +194,9 @@ def test_what_each_user_may_spend_holds_over_all_parts(tmp_path: Path, privacy) 
     run = read_account(tmp_path / "probe").ledger.run
     # Six participations and two more fit, three more do not.
     cap = 1e-9 + spent(run, 6) + spent(run, 2)
-    budget = Budget(user_epsilon=cap)
-    go(full, tmp_path / "run", False, privacy, budget=budget)
-    more = go(full.changed(rounds=10), tmp_path / "run", True, privacy, budget=budget)
+    limits = {"user_epsilon": cap}
+    go(full, tmp_path / "run", False, privacy, limits=limits)
+    more = go(full.changed(rounds=10), tmp_path / "run", True, privacy, limits=limits)
     took = {e.round: e.users for e in read_entries(Journal(tmp_path / "run" / "ledger.jsonl"))}
     assert {r: len(users) for r, users in took.items()} == {
         r: 8 if r <= 8 else 0 for r in range(1, 11)
@@ -212,10 +212,10 @@ def test_users_of_different_pasts_decline_at_different_times(tmp_path: Path) -> 
     go(PLAN, tmp_path / "probe", False)
     run = read_account(tmp_path / "probe").ledger.run
     cap = spent(run, 4) + spent(run, 2)
-    budget = Budget(user_epsilon=cap)
-    go(PLAN, run_folder, False, budget=budget)
-    go(PLAN.changed(rounds=10), run_folder, budget=budget)
-    go(longer, run_folder, budget=budget)  # three parts
+    limits = {"user_epsilon": cap}
+    go(PLAN, run_folder, False, limits=limits)
+    go(PLAN.changed(rounds=10), run_folder, limits=limits)
+    go(longer, run_folder, limits=limits)  # three parts
     counts, declined = [[0] * 3 for _ in range(8)], 0
     streams = Randomness(longer.seed)
     for entry in read_entries(Journal(run_folder / "ledger.jsonl")):
@@ -227,7 +227,7 @@ def test_users_of_different_pasts_decline_at_different_times(tmp_path: Path) -> 
             declined += user not in entry.users
             counts[user] = after if user in entry.users else counts[user]
     assert declined >= 3, "the cap is met by nobody: the test shows nothing"
-    again = go(longer, run_folder, budget=budget)
+    again = go(longer, run_folder, limits=limits)
     assert again.privacy.towards("server").given <= cap
 
 
@@ -237,9 +237,9 @@ def test_a_budget_file_covers_capped_users_of_a_longer_second_part(tmp_path: Pat
     run = read_account(tmp_path / "probe").ledger.run
     path = tmp_path / "budget.jsonl"
     BudgetFile.open(path, epsilon=100.0, delta=10 * run.delta)
-    budget = Budget(file=str(path), user_epsilon=40.0)
-    go(full, tmp_path / "run", False, budget=budget)
-    more = go(full.changed(rounds=12), tmp_path / "run", budget=budget)
+    limits = {"budget_file": str(path), "user_epsilon": 40.0}
+    go(full, tmp_path / "run", False, limits=limits)
+    more = go(full.changed(rounds=12), tmp_path / "run", limits=limits)
     granted, delta = BudgetFile(path).read().spent
     assert granted >= more.privacy.towards("server").given > 0 and delta == more.privacy.delta
 

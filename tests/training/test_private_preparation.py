@@ -13,9 +13,9 @@ from small import federation
 from stated import at_most, check_told_alike, stated, written
 from typer.testing import CliRunner
 
-from dpscaffold import BadInput, Budget, Gaussian, Logistic, Plan, fedavg, train
+from dpscaffold import BadInput, Gaussian, Logistic, Plan, fedavg, train
 from dpscaffold.cli import app
-from dpscaffold.config import Run
+from dpscaffold.config import make_run
 from dpscaffold.data import load_federation, preprocess
 from dpscaffold.runs.account import read_ledger
 
@@ -35,8 +35,8 @@ def centred():
 
 
 def run(**limits):
-    budget = Budget(delta=DELTA, **limits)
-    return train(centred(), Logistic(4, 3), fedavg(), PLAN, Gaussian(noise=NOISE), budget=budget)
+    privacy = Gaussian(noise=NOISE, delta=DELTA, **limits)
+    return train(centred(), Logistic(4, 3), fedavg(), PLAN, privacy)
 
 
 def test_every_row_and_quote_counts_it():
@@ -53,10 +53,8 @@ def test_every_row_and_quote_counts_it():
 def test_a_user_who_never_took_part_has_spent_it_too(tmp_path):
     plan = Plan(rounds=1, local_steps=1, user_ratio=0.34, data_ratio=1.0)
     folder = tmp_path / "run"
-    budget = Budget(delta=DELTA)
-    train(
-        centred(), Logistic(4, 3), fedavg(), plan, Gaussian(noise=NOISE), budget=budget, out=folder
-    )
+    privacy = Gaussian(noise=NOISE, delta=DELTA)
+    train(centred(), Logistic(4, 3), fedavg(), plan, privacy, out=folder)
     ledger = read_ledger(folder)
     idle = int(ledger.participations.argmin())
     assert ledger.participations[idle] == 0
@@ -80,8 +78,7 @@ def gone_on(folder, rounds: int, seed: int = 0) -> None:
         Logistic(4, 3),
         fedavg(),
         PLAN.changed(rounds=rounds, seed=seed),
-        Gaussian(noise=NOISE),
-        budget=Budget(delta=DELTA),
+        Gaussian(noise=NOISE, delta=DELTA),
         out=folder,
         resume=folder.exists(),
     )
@@ -123,11 +120,11 @@ def test_more_rounds_do_not_make_it_free(tmp_path):
 
     most = 1.02 * (exact(3) + plain(2))
     assert most < exact(3) + plain(3) and plain(3) + plain(4) < most
-    budget = Budget(delta=DELTA, user_epsilon=most)
+    privacy = Gaussian(noise=NOISE, delta=DELTA, user_epsilon=most)
     given = (centred(), Logistic(4, 3), fedavg())
     for rounds in (3, 7):
         plan = PLAN.changed(rounds=rounds)
-        result = train(*given, plan, Gaussian(noise=NOISE), budget=budget, out=tmp_path / "run",
+        result = train(*given, plan, privacy, out=tmp_path / "run",
                        resume=rounds == 7)  # fmt: skip
     said = result.privacy
     assert [set(part.participations) for part in said.parts] == [{3}, {2}]
@@ -143,10 +140,8 @@ def test_a_cap_below_its_cost_is_refused():
 
 def test_a_folder_states_the_same(tmp_path):
     folder = tmp_path / "run"
-    budget = Budget(delta=DELTA, user_epsilon=1.05 * exact(3))
-    said = train(
-        centred(), Logistic(4, 3), fedavg(), PLAN, Gaussian(noise=NOISE), budget=budget, out=folder
-    ).privacy
+    privacy = Gaussian(noise=NOISE, delta=DELTA, user_epsilon=1.05 * exact(3))
+    said = train(centred(), Logistic(4, 3), fedavg(), PLAN, privacy, out=folder).privacy
     assert written(folder) == said
     check_told_alike(folder)
 
@@ -199,15 +194,15 @@ def test_a_mean_over_all_records_is_not_hidden_where_their_number_is(tmp_path):
     from dpscaffold.privacy import charged
 
     steps = [CENTRE, {**CENTRE, "step": "pca", "components": 2}]
-    data = preprocess(federation(), steps).declaring(40)
+    prepared = preprocess(federation(), steps)
     plan = Plan(rounds=2, local_steps=1, user_ratio=1.0, data_ratio=0.5)
-    for neighbours, counted in (("add-remove", 1), ("zero-out", 2)):
-        privacy = Gaussian(noise=NOISE, sampling="poisson", neighbours=neighbours)
-        given = Run(data.roster, Logistic(2, 3), fedavg(), plan, privacy, Budget(delta=DELTA))
+    for data, counted in ((prepared.declaring(40), 1), (prepared, 2)):
+        privacy = Gaussian(noise=NOISE, sampling="poisson", delta=DELTA)
+        given = make_run(data.roster, Logistic(2, 3), fedavg(), plan, privacy)
         run = given.describe()
         costs, outside = charged(data.preparation, run)
         assert len(costs) == counted and len(outside) == 2 - counted
         assert charged(given.roster.schema.preparation, run) == (costs, outside)
-        said = train(data, given.task, fedavg(), plan, privacy, budget=given.budget).privacy
+        said = train(data, given.task, fedavg(), plan, privacy).privacy
         assert len(said.parts[0].costs) == counted
         assert sum("mean: its noise hides" in text for _, text in said.outside) == 2 - counted

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from dpscaffold import Gaussian, Linear, Plan, fedavg, load_model, train
 from dpscaffold.cli import app
-from dpscaffold.config import Run
+from dpscaffold.config import make_run
 from dpscaffold.data import FederationWriter, from_users, load, load_federation, prepare
 from dpscaffold.data.drafts.guesses import rounded_range
 from dpscaffold.data.drafts.profile import look
@@ -276,7 +276,7 @@ def test_private_tuning_bounds_errors_in_points() -> None:
     )
     task = Linear(1, 1, LOSSES["squared"])
     plan = Plan(rounds=1, local_steps=1, user_ratio=1.0, data_ratio=1.0)
-    setting = Run(table.roster, task, fedavg(), plan)
+    setting = make_run(table.roster, task, fedavg(), plan)
     outcome = Outcome(setting, model=torch.tensor([0.0, 0.5]))
     sums, sizes = record_sums(outcome, table.test, ScoreRule(METRICS["mae"], bound=10.0))
     assert sums.tolist() == [10.0] and sizes.tolist() == [2.0]

@@ -19,7 +19,6 @@ from stated import read
 from typer.testing import CliRunner
 
 from dpscaffold import (
-    Budget,
     Gaussian,
     Logistic,
     Plan,
@@ -41,7 +40,7 @@ from dpscaffold.runs.ledger import LedgerSummary, read_account
 
 PLAN = Plan(rounds=6, local_steps=2, user_ratio=0.25, evaluate_every=2, checkpoint_every=3)
 NOISY = Gaussian(clip=1.0, noise=3.0)
-BUDGET = Budget(delta=1e-3, user_epsilon=40.0, view="server")
+LIMITED = NOISY.changed(delta=1e-3, user_epsilon=40.0, view="server")
 
 
 class Cut(Exception):
@@ -216,24 +215,24 @@ def test_numbers_are_found_where_algorithms_keep_them():
             looped(),
         )
     ]
-    assert len({digest(one.to_json()) for one in seen}) == len(seen)
+    assert len({digest(one) for one in seen}) == len(seen)
     assert algorithm_identity(scaled(2.0)) == algorithm_identity(scaled(2.0))
 
 
 @pytest.mark.parametrize(
     ("changed", "named"),
     [
-        ({"delta": 1e-2}, "budget.delta = 0.001, not 0.01"),
-        ({"user_epsilon": 50.0}, "budget.user_epsilon = 40.0, not 50.0"),
-        ({"user_epsilon": None}, "budget.user_epsilon = 40.0, not None"),
-        ({"view": "third-party"}, "budget.view = 'server', not 'third-party'"),
+        ({"delta": 1e-2}, "privacy.delta = 0.001, not 0.01"),
+        ({"user_epsilon": 50.0}, "privacy.user_epsilon = 40.0, not 50.0"),
+        ({"user_epsilon": None}, "privacy.user_epsilon = 40.0, not None"),
+        ({"view": "third-party"}, "privacy.view = 'server', not 'third-party'"),
     ],
     ids=str,
 )
 def test_another_budget(federation, tmp_path, changed, named):
-    begin(federation, tmp_path / "run", budget=BUDGET)
-    budget = replace(BUDGET, **changed)
-    refuses_to_resume(named, federation, tmp_path / "run", budget=budget)
+    begin(federation, tmp_path / "run", privacy=LIMITED)
+    privacy = LIMITED.changed(**changed)
+    refuses_to_resume(named, federation, tmp_path / "run", privacy=privacy)
 
 
 def test_another_engine(federation, tmp_path):

@@ -15,7 +15,7 @@ from stated import call, read, refused, stated, written
 from training.test_crashes import Crash, die_after
 
 from dpscaffold import BadInput, Gaussian, Logistic, Plan, fedavg, synthetic, train
-from dpscaffold.config import Run
+from dpscaffold.config import make_run
 from dpscaffold.engines import State
 from dpscaffold.privacy import Ledger, describe
 from dpscaffold.privacy.numbers import round_up
@@ -123,7 +123,7 @@ def test_first_weights_keep_seed_0(federation):
 
     def first(seed, privacy=secret):
         plan = PLAN.changed(seed=seed)
-        setting = Run(federation.roster, task, fedavg(), plan, privacy)
+        setting = make_run(federation.roster, task, fedavg(), plan, privacy)
         return State.initial(setting, torch.device("cpu")).params
 
     assert torch.equal(first(None), first(0)) and torch.equal(first(None), first(None, None))

@@ -11,7 +11,6 @@ from refusals import refuses
 from stated import over_draw, spent
 
 from dpscaffold import (
-    Budget,
     Diverged,
     Gaussian,
     Logistic,
@@ -25,7 +24,7 @@ from dpscaffold import (
     synthetic,
     train,
 )
-from dpscaffold.config import Run
+from dpscaffold.config import make_run
 from dpscaffold.engines.machine import pick_device
 from dpscaffold.runs.ledger import read_ledger
 from dpscaffold.training import run
@@ -206,8 +205,8 @@ def test_the_ledger_is_written_before_the_uploads_are_used(federation, tmp_path,
 def within(times):
     """A budget that lets each user take part this often."""
     roster = synthetic(alpha=2, beta=2, users=12, records=100, seed=3).roster
-    run = Run(roster, Logistic(40, 10), fedavg(), plan(), NOISY).describe()
-    return Budget(user_epsilon=spent(run, times) + 1e-6)
+    run = make_run(roster, Logistic(40, 10), fedavg(), plan(), NOISY).describe()
+    return NOISY.changed(user_epsilon=spent(run, times) + 1e-6)
 
 
 def test_caps_make_drawn_users_decline_and_keep_the_divisor(federation, tmp_path):
@@ -217,8 +216,7 @@ def test_caps_make_drawn_users_decline_and_keep_the_divisor(federation, tmp_path
         Logistic(40, 10),
         fedavg(),
         plan(),
-        NOISY,
-        budget=within(1),
+        within(1),
         out=tmp_path / "capped",
     )
     free = train(federation, Logistic(40, 10), fedavg(), plan(), NOISY, out=tmp_path / "free")
@@ -229,7 +227,7 @@ def test_caps_make_drawn_users_decline_and_keep_the_divisor(federation, tmp_path
 
 
 def test_resuming_a_capped_run_admits_the_same_users(federation, tmp_path):
-    budget = within(2)
+    privacy = within(2)
 
     def go(folder, observer=None, resume=False):
         return train(
@@ -237,8 +235,7 @@ def test_resuming_a_capped_run_admits_the_same_users(federation, tmp_path):
             Logistic(40, 10),
             scaffold(),
             plan(),
-            NOISY,
-            budget=budget,
+            privacy,
             out=folder,
             observer=observer,
             resume=resume,
@@ -276,8 +273,7 @@ def test_no_guarantee_for_users_weighted_by_their_records(federation, tmp_path):
             Logistic(40, 10),
             fedavg(),
             plan(weighting="records"),
-            private,
-            budget=Budget(file="b.jsonl"),
+            private.changed(budget_file="b.jsonl"),
             out=tmp_path,
         )
 
@@ -421,10 +417,6 @@ class TestRefusals:
         with refuses("ledger-damaged"):
             read_ledger(run)
 
-    def test_a_budget_without_privacy(self, federation):
-        with refuses("no-privacy"):
-            train(federation, Logistic(40, 10), fedavg(), plan(), budget=Budget(user_epsilon=3.0))
-
     @pytest.mark.parametrize(
         "bad",
         [
@@ -436,7 +428,7 @@ class TestRefusals:
     )
     def test_budgets_out_of_range(self, bad):
         with refuses(f"not-a-number|out-of-range: {next(iter(bad))}"):
-            Budget(**bad)
+            Gaussian(noise=1.0, **bad)
 
 
 def test_events_come_in_order_and_rounds_carry_parameters(federation, tmp_path):
@@ -464,7 +456,7 @@ def test_events_come_in_order_and_rounds_carry_parameters(federation, tmp_path):
 def test_a_setting_of_another_federation_is_refused(federation):
     """What is accounted is what runs: users and sizes must be the setting's."""
     other = synthetic(users=federation.users, records=33)
-    setting = Run(federation.roster, Logistic(40, 10), fedavg(), plan(), NOISY)
+    setting = make_run(federation.roster, Logistic(40, 10), fedavg(), plan(), NOISY)
     with refuses("setting-mismatch"):
         run(setting, other)
     assert run(setting, federation).ended == "completed"
@@ -472,12 +464,12 @@ def test_a_setting_of_another_federation_is_refused(federation):
 
 def test_a_run_takes_the_threads_that_it_is_given(federation):
     """As many as the hardware says, and no others are stored with it."""
-    from dpscaffold.config import Run
+    from dpscaffold.config import make_run
     from dpscaffold.engines import Hardware
     from dpscaffold.training import run
 
     before = torch.get_num_threads()
-    setting = Run(federation.roster, Logistic(40, 10), fedavg(), plan(rounds=1))
+    setting = make_run(federation.roster, Logistic(40, 10), fedavg(), plan(rounds=1))
     try:
         run(setting, federation, Hardware(threads=before + 1))
         assert torch.get_num_threads() == before + 1

@@ -13,7 +13,7 @@ from stated import written
 from typed import HOSPITALS, done_here
 
 from dpscaffold import Federation, Gaussian, Logistic, Plan, fedavg, synthetic
-from dpscaffold.config import Run
+from dpscaffold.config import make_run
 from dpscaffold.data.drafts.draft import run_lines
 from dpscaffold.federation.roster import FEW_USERS
 from dpscaffold.privacy import Part, round_up, state
@@ -77,7 +77,7 @@ def test_advice_and_drafts_agree_on_how_many_sites_may_all_take_part() -> None:
     for users, all_of_them in ((150, True), (FEW_USERS, True), (FEW_USERS + 1, False)):
         data = synthetic(users=users, records=20)
         plan = Plan(rounds=4, local_steps=1, user_ratio=0.1)
-        setting = Run(data.roster, Logistic(40, 10), fedavg(), plan, Gaussian(noise=20.0))
+        setting = make_run(data.roster, Logistic(40, 10), fedavg(), plan, Gaussian(noise=20.0))
         advice = cause(setting, state([Part(setting.describe(), 4)]), overshoots=False)
         assert ("--set plan.user_ratio=1" in advice) is all_of_them, advice
         drafted = run_lines(dict.fromkeys(data.names, 20), "class", 1.0, 1, epsilon=2.0)

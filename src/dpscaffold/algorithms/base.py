@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from dpscaffold.errors import BadInput
 
@@ -165,26 +165,19 @@ PROVED_FIELDS = frozenset(
 )
 
 
-@dataclass(frozen=True)
-class RidgeRule:
-    """How ridge regression divides its budget and chooses its penalty
-    (:func:`~dpscaffold.algorithms.ridge.ridge`)."""
+class SumRule(Protocol):
+    """Which bounded sums over all records an algorithm of one round takes, as a task."""
 
-    share: float
-    strength: float
+    def task(self, task: Any, schema: Any, relation: Any, bound: float, noise: float) -> Any:
+        """The task whose parameters are the sums, for a model of ``task`` on rows of ``schema``.
+
+        ``relation`` are the neighbours, ``bound`` is the largest norm of a row and ``noise`` the
+        deviation of what the users add to a mean over all records.
+        """
 
 
 #: What preparation is fitted on: the mean, the mean and the squares, or all products.
 MomentKind = Literal["mean", "moments", "gram"]
-
-
-@dataclass(frozen=True)
-class MomentRule:
-    """Which sums of rows preparation asks for, and the largest norm of a row
-    (:func:`~dpscaffold.algorithms.moments.moments`)."""
-
-    kind: MomentKind
-    norm_bound: float
 
 
 @dataclass(frozen=True)
@@ -243,7 +236,7 @@ class Algorithm:
     warm_up: Algorithm | None = None
     full_pass: bool = False  # FedSGD: K·s must be 1
     private: tuple[str, ...] = ()
-    sums: RidgeRule | MomentRule | None = None
+    sums: SumRule | None = None
     begin_at: BeginAt | None = None
     #: Whether a round depends on what a user did in earlier ones, as the accountant asks.
     memory: bool = field(init=False, repr=False, compare=False)

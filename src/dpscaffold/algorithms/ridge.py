@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from dpscaffold.algorithms.base import (
     Algorithm,
     Local,
     Participant,
-    RidgeRule,
     Slots,
     Upload,
     proved_linear,
@@ -19,6 +20,22 @@ from dpscaffold.errors import BadInput
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+@dataclass(frozen=True)
+class RidgeRule:
+    """How ridge regression divides its budget and chooses its penalty."""
+
+    share: float
+    strength: float
+
+    def task(self, task: Any, schema: Any, relation: Any, bound: float, noise: float) -> Any:
+        """The sums of a linear task, with the penalty that the noise asks for."""
+        from dpscaffold.tasks.ridge import ridge_task  # imports torch
+
+        made = ridge_task(task, self.share, relation, bound)
+        penalty = self.strength * math.sqrt(2 * made.inputs) * noise / made.scales.gram
+        return replace(made, penalty=penalty)
 
 
 @proved_linear

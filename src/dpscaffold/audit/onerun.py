@@ -309,7 +309,7 @@ def _spent(going: RunInProgress) -> RealRunCost:
     assert going.folder is not None
     said = going.accounts.statement()
     going.accounts.write_statement(going.folder, said)
-    file = going.setting.budget.file
+    file = going.setting.limits.budget_file
     assert said.epsilon is not None and said.delta is not None
     return RealRunCost(
         str(going.folder.path),

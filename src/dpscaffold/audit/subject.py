@@ -86,7 +86,7 @@ class AuditSubject:
     def setting(self, federation: Federation) -> Run:
         """The setting of a game on these users."""
         algorithm = self.algorithm.replace(full_pass=False)
-        return Run(
+        return make_run(
             federation.roster, self.task, algorithm, self.plan, self.privacy, secure=self.secure
         )
 
@@ -182,7 +182,7 @@ def read_case(source: Path, overrides: list[str] | None = None) -> AuditedRun:
                 f"nobody has taken part in {folder} yet, so it has no guarantee so far",
             )
     subject = subject_of(setting, run, federation, participations)
-    claims = claims_of(run, participations, setting.budget.colluders)
+    claims = claims_of(run, participations, setting.limits.colluders)
     return AuditedRun(
         str(source),
         subject,

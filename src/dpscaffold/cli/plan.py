@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from dpscaffold.config import Configuration, FactsSettings
-    from dpscaffold.config.budget import View
+    from dpscaffold.config.gaussian import View
     from dpscaffold.deployment.server.config import ServerConfiguration
     from dpscaffold.planning.facts import Facts, Limits
     from dpscaffold.planning.recommendation import Goal, Preset, Recommendation
@@ -247,12 +247,11 @@ def _goal(
             "epsilon is not given; say --epsilon, or privacy.epsilon with --config",
         )
     protected = given.get("unit", "record") if unit is None else unit
-    usual = "fixed" if given.get("neighbours") == "replace-one" else "poisson"
     return Goal(
         float(asked),
         cast("View", given.get("view", "server") if view is None else view),
         given.get("delta") if delta is None else delta,
-        cast("Sampling", given.get("sampling", usual) if sampling is None else sampling),
+        cast("Sampling", given.get("sampling", "poisson") if sampling is None else sampling),
         cast("Unit", protected),
     )
 
@@ -298,6 +297,7 @@ def _preset(
     from dpscaffold.config import Configuration
     from dpscaffold.config.secure import Secure
     from dpscaffold.planning.recommendation import Preset
+    from dpscaffold.runs.ledger import MAY_STAY_AWAY
 
     plan, privacy = tables.get("plan", {}), settings.privacy
     clip = tables.get("privacy", {}).get("clip")
@@ -308,10 +308,9 @@ def _preset(
         )
     if isinstance(settings, Configuration):
         declared = settings.data.declared_sizes is not None
-        budget = None if privacy is None else privacy.budget
-        remarks = _remarks(settings) if "data" in tables else ()
+        absent, remarks = None, _remarks(settings) if "data" in tables else ()
     else:
-        declared, budget, remarks = goal.sampling == "poisson", settings.budget(), ()
+        declared, absent, remarks = goal.sampling == "poisson", MAY_STAY_AWAY, ()
     return Preset(
         settings.algorithm.build() if tables.get("algorithm") else None,
         clip,
@@ -320,9 +319,9 @@ def _preset(
         plan.get("regularisation", 0.0),
         settings.task.build(facts) if "task" in tables else None,
         settings.plan,
-        budget,
-        None if privacy is None else privacy.neighbours,
+        privacy,
         declared,
+        absent,
         remarks,
         settings.secure,
         Secure() if available else None,

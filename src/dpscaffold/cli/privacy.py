@@ -19,6 +19,7 @@ from dpscaffold.algorithms.naming import build, factory_of
 from dpscaffold.checks import choice, floor_share, shares
 from dpscaffold.cli.usage import refuse_given
 from dpscaffold.config.gaussian import Gaussian
+from dpscaffold.config.plan import Plan
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy import (
     Facts,
@@ -228,11 +229,9 @@ def plan_of(numbers: Mapping[str, Any], delta: float | None = None) -> Mechanism
     sizes = [numbers["records"]] * numbers["users"]
     return Gaussian(noise=numbers["noise"], sampling=sampling, unit=unit).run(
         build(name),
-        rounds=numbers["rounds"],
-        local_steps=numbers["local_steps"],
-        sizes=sizes,
+        Plan(rounds=numbers["rounds"], local_steps=numbers["local_steps"]),
+        sizes,
         **shares(sizes, numbers["user_ratio"], numbers["data_ratio"]),
-        weighting="uniform",
         declared=False,
         delta=delta,
     )
@@ -288,7 +287,7 @@ def _of_configuration(path: Path, delta: float | None) -> Subject:
         draw_given=drawn.given,
         preparation=(*federation.preparation, *unprotected),
         allowed=tuple(limits.allow or ()) if limits.release else None,
-        colluders=limits.budget.colluders,
+        colluders=limits.colluders,
     )
     return Subject(str(path), (part,), facts)
 

@@ -19,6 +19,7 @@ from dpscaffold.config.table import ConfigTable
 from dpscaffold.config.task import TaskSettings
 from dpscaffold.data.config import DataSettings, Synthetic
 from dpscaffold.privacy import Mechanism
+from dpscaffold.privacy.ledger import USER_BUDGET
 
 if TYPE_CHECKING:
     from dpscaffold.config.run import Run
@@ -71,17 +72,12 @@ class Configuration(ConfigTable):
     def setting(self, data: Federation | Roster) -> Run:
         """The run this configuration describes on those data, of which the roster is all that
         matters; solves for the noise where ε is given."""
-        from dpscaffold.config.run import Run  # its numbers are tensors
+        from dpscaffold.config.run import make_run  # its numbers are tensors
         from dpscaffold.federation.roster import Roster
 
-        roster, given = data if isinstance(data, Roster) else data.roster, self.privacy
-        plan, algorithm, sums = self.plan, self.trains, self.secure
-        if given is None:
-            return Run(roster, self.task.build(roster.schema), algorithm, plan, secure=sums)
-        mechanism, budget = given.mechanism, given.budget
+        roster, plan = data if isinstance(data, Roster) else data.roster, self.plan
         task = self.task.build(roster.schema)
-        setting = Run(roster, task, algorithm, plan, mechanism, budget, sums)
-        return setting if given.epsilon is None else setting.calibrated(given.epsilon)
+        return make_run(roster, task, self.trains, plan, self.privacy, self.secure)
 
     @property
     def trains(self) -> Algorithm:
@@ -103,17 +99,15 @@ class Configuration(ConfigTable):
         given = self.privacy
         if given is None:
             return None
-        plan, limits = self.plan, given.budget
-        return given.mechanism.run(
+        plan = self.plan
+        return given.run(
             self.trains,
-            rounds=plan.rounds,
-            local_steps=plan.local_steps,
-            sizes=sizes,
+            plan,
+            sizes,
             **shares(sizes, plan.user_ratio, plan.data_ratio),
-            weighting=plan.weighting,
             declared=self.data.declared_sizes is not None,
-            delta=limits.delta,
-            declines=limits.declines,
+            delta=given.delta,
+            declines=None if given.user_epsilon is None else USER_BUDGET,
             secure=self.secure,
         )
 

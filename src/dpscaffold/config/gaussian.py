@@ -2,37 +2,32 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import (
     ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
-    TypeAdapter,
-    ValidationError,
     model_serializer,
     model_validator,
 )
 
-from dpscaffold.checks import choice
-from dpscaffold.config.budget import Budget, View
 from dpscaffold.config.budgets import checked, louder_of
 from dpscaffold.config.table import RunTable
 from dpscaffold.data.config import PathText
 from dpscaffold.errors import BadInput
+from dpscaffold.privacy import Adversary, adversaries
 from dpscaffold.privacy.mechanism import (
+    RECORDS,
     Clip,
     Delta,
     Mechanism,
-    Relation,
     Sampling,
     Unit,
     Weighting,
+    check_delta,
     check_noise,
     describe,
     noise_scale,
@@ -42,27 +37,38 @@ if TYPE_CHECKING:
     from dpscaffold.algorithms import Algorithm
     from dpscaffold.config.secure import Secure
 
+View = Literal["server", "third-party", "participant"]
+
 #: Clip bounds that float32 can hold, together with C/‖g‖ and sums of many gradients of length C.
 _CLIPS = (1e-20, 1e30)
 
-#: The fields of a mechanism whose noise is known.
-STORED = ("clip", "noise", "sampling", "unit", "secret", "neighbours", "noise_by_user")
+
+class Rounds(Protocol):
+    """The numbers of a plan that the accountant reads; a site knows no more of it."""
+
+    @property
+    def rounds(self) -> int:
+        """T."""
+
+    @property
+    def local_steps(self) -> int:
+        """K."""
+
+    @property
+    def weighting(self) -> Weighting:
+        """How uploads are weighted in the mean."""
 
 
-class Gaussian(RunTable):
-    """``[privacy]``: clip every per-example gradient to C, then add Gaussian noise to the batch's
-    mean, within limits of what is spent (:class:`~dpscaffold.Budget`).
+class NoisedStep(RunTable):
+    """What is done to the gradients of one step: clip each to C, then add Gaussian noise to the
+    batch's mean. Parties agree on this; the limits of what is spent are each party's own.
 
-    One step releases H̃ = (1/b)Σ_j g_j/max(1, ‖g_j‖/C) + (2C/b)·N(0, σ_g²I), the norm being over
-    the whole parameter vector. With ``unit="user"`` the noise is 2C·N(0, σ_g²I), which hides a
-    user's whole dataset.
+    A step releases H̃ = (1/b)Σ_j g_j/max(1, ‖g_j‖/C) + (2C/b)·N(0, σ_g²I), the norm being over the
+    whole parameter vector. With ``unit="user"`` the noise is 2C·N(0, σ_g²I), which hides a user's
+    whole dataset.
 
-    Give ``noise``, or ``epsilon`` with the ``view`` it is promised to, from which the noise is
-    solved. ``release`` is the recipe for a model to publish
-    (:mod:`dpscaffold.config.release`), ``allow`` the exceptions from its rules.
-
-    >>> Gaussian(clip=1.0, noise=60.0).to_json()["noise"]
-    60.0
+    >>> NoisedStep(clip=1.0, noise=60.0).scale(clip=1.0, batch=10)
+    12.0
     """
 
     model_config = ConfigDict(strict=True)
@@ -71,7 +77,9 @@ class Gaussian(RunTable):
     clip: Clip = 1.0
     """C, the largest gradient norm of a record. 'median' is the paper's heuristic, without a
     guarantee. Value: a number from 1e-20 to 1e30, or 'median'. Example: ``1.5``"""
-    noise: float = Field(default=1.0, allow_inf_nan=False, json_schema_extra={"default": None})
+    noise: float = Field(
+        default=1.0, ge=0, allow_inf_nan=False, json_schema_extra={"default": None}
+    )
     """σ_g, the noise in units of the sensitivity 2C/b. It is half of what Opacus calls the noise
     multiplier. Value: a number, 0 or more. Example: ``30.0``"""
     sampling: Sampling = "fixed"
@@ -82,9 +90,107 @@ class Gaussian(RunTable):
     secret: bool = False
     """Whether batches and noise are drawn from the operating system instead of plan.seed. Only this
     gives a real guarantee. Example: ``true``"""
-    neighbours: Relation | None = None
-    """The neighbouring relation; by default replace-one, and zero-out with Poisson batches.
-    Example: ``"zero-out"``"""
+
+    @model_validator(mode="after")
+    def _clips(self) -> Self:
+        check_noise("privacy.noise", self.noise)
+        if self.clip == "median":
+            return self
+        clip = float(self.clip)
+        if not clip > 0:
+            raise BadInput(
+                "out-of-range", f"privacy.clip is {self.clip!r}; give a positive number or 'median'"
+            )
+        if not (_CLIPS[0] <= clip <= _CLIPS[1] or math.isinf(clip)):
+            raise BadInput(
+                "clip-not-exact",
+                f"privacy.clip is {self.clip}, to which float32 gradients cannot be clipped "
+                f"exactly; give a number from {_CLIPS[0]:g} to {_CLIPS[1]:g}",
+            )
+        if math.isinf(clip) and self.noise > 0:
+            raise BadInput(
+                "clip-infinite",
+                f"privacy.clip is infinite while privacy.noise is {self.noise}; noise needs a "
+                f"finite clip",
+            )
+        return self
+
+    def scale(self, clip: Any, batch: Any) -> Any:
+        """The standard deviation of the noise on the mean of a batch."""
+        return noise_scale(self.noise, self.unit, clip, batch)
+
+    def run(
+        self,
+        algorithm: Algorithm | None,
+        plan: Rounds,
+        sizes: Sequence[int],
+        cohort_size: int,
+        batch_sizes: Sequence[int],
+        *,
+        declared: bool,
+        delta: Delta | None,
+        declines: str | None = None,
+        secure: Secure | None = None,
+        weights: Sequence[float] | None = None,
+        noises: Sequence[float] | None = None,
+    ) -> Mechanism:
+        """A run of such steps, as data for the accountant: every run is described here.
+
+        Args:
+            algorithm: None where it is not known, which counts as the worse (users have a memory).
+            plan: All rounds that are planned.
+            sizes: R_i of every user.
+            cohort_size: m.
+            batch_sizes: b_i of every user.
+            declared: Whether R_i are constants that were declared without looking at the data.
+            delta: δ, or None for the default.
+            declines: Why a drawn user may stay away.
+            secure: Secure sums, where the server sees sums only.
+            weights: The users' public weights in the mean, with ``weighting="noise"``.
+            noises: σ_i of every user, where users differ.
+        """
+        return describe(
+            rounds=plan.rounds,
+            local_steps=plan.local_steps,
+            weighting=plan.weighting,
+            users=len(sizes),
+            cohort_size=cohort_size,
+            records=sizes,
+            batch_sizes=batch_sizes,
+            memory=algorithm is None or algorithm.memory,
+            one_sum=algorithm is not None and algorithm.one_sum,
+            unproved_hooks=() if algorithm is None else algorithm.unproved,
+            query="gradients" if algorithm is None or algorithm.sums is None else "sums",
+            noise=self.noise,
+            clip=self.clip,
+            sampling=self.sampling,
+            unit=self.unit,
+            delta=delta,
+            declines=declines,
+            declared_sizes=declared and self.sampling == "poisson",
+            secure=None if secure is None else secure.terms(cohort_size),
+            extra=0 if secure is None else secure.voids,
+            louder=None if noises is None else louder_of(noises),
+            weights=weights,
+        )
+
+    @property
+    def step(self) -> NoisedStep:
+        """This without the limits of what is spent."""
+        return NoisedStep(**self.model_dump(include=set(NoisedStep.model_fields)))
+
+
+class Gaussian(NoisedStep):
+    """``[privacy]``: noised steps, and the limits of what a run may spend.
+
+    Give ``noise``, or ``epsilon`` with the ``view`` it is promised to, from which the noise is
+    solved. ``release`` is the recipe for a model to publish
+    (:mod:`dpscaffold.config.release`), ``allow`` the exceptions from its rules.
+
+    >>> Gaussian(epsilon=1.0, delta=1e-5).view
+    'server'
+    """
+
     noise_by_user: Annotated[tuple[float, ...], Field(strict=False)] | None = None
     """σ_i of each user, in the users' order, if they differ; 'train' writes what it solved for from
     a table of budgets. Value: a list of numbers above 0, the smallest of which is privacy.noise.
@@ -93,16 +199,15 @@ class Gaussian(RunTable):
     """The ε to spend, instead of noise: the noise is solved from it. A table gives users budgets of
     their own, by name; the key 'default' is for all that it does not name. Value: a number above 0,
     or a table of them. Example: ``1.0``"""
-    view: View | None = None
-    """The adversary that epsilon is promised to, by default the server. Example:
-    ``"third-party"``"""
-    colluders: int | None = None
+    view: View = "server"
+    """The adversary that epsilon is promised to. Example: ``"third-party"``"""
+    colluders: int = Field(default=1, ge=1)
     """The number of participants that pool what they know (view 'participant'). Value: an
     integer, 1 or more. Example: ``2``"""
     delta: Delta | None = None
     """δ; by default 0.1 divided by the number of training records, or by the number of users with
     unit 'user'. Value: a number above 0 and below 1, or '1/records'. Example: ``1e-05``"""
-    user_epsilon: float | None = None
+    user_epsilon: float | None = Field(default=None, gt=0)
     """A user declines before its own ε, given who took part, would exceed this value. It holds over
     all rounds, later extensions included. Value: a number above 0. Example: ``2.0``"""
     budget_file: PathText | None = None
@@ -123,7 +228,7 @@ class Gaussian(RunTable):
         return given
 
     @model_validator(mode="after")
-    def _agreeing(self) -> Gaussian:
+    def _agreeing(self) -> Self:
         if self.allow is not None and not self.release:
             raise BadInput(
                 "not-applicable",
@@ -132,15 +237,15 @@ class Gaussian(RunTable):
             )
         if self.epsilon is not None:
             checked(self.epsilon)
-        self._check_clip()
         self._check_one()
-        check_noise("privacy.noise", self.noise)
         if self.noise_by_user is not None:
             self._check_noises(self.noise_by_user)
-        # Whether sizes are declared is the data's to say; the setting asks again with them.
-        if self.neighbours is not None:
-            choose_relation(self.neighbours, self.sampling, self.unit, declared=True)
-        _ = self.budget  # refuses limits that cannot be kept
+        if self.delta is not None and self.delta != RECORDS:
+            check_delta("privacy.delta", self.delta)
+        if self.budget_file == "":
+            raise BadInput(
+                "wrong-type", "privacy.budget_file is empty; give the path of a budget file"
+            )
         return self
 
     def _check_one(self) -> None:
@@ -169,26 +274,6 @@ class Gaussian(RunTable):
             values.pop("noise", None)
         return values
 
-    def scale(self, clip: Any, batch: Any) -> Any:
-        """The standard deviation of the noise on the mean of a batch."""
-        return noise_scale(self.noise, self.unit, clip, batch)
-
-    @property
-    def mechanism(self) -> Gaussian:
-        """What is done to gradients, without limits; at noise 1 where it is to be solved for."""
-        return Gaussian(**{name: getattr(self, name) for name in STORED})
-
-    @property
-    def budget(self) -> Budget:
-        """The limits."""
-        return Budget(
-            self.delta,
-            self.user_epsilon,
-            self.view or "server",
-            self.budget_file,
-            1 if self.colluders is None else self.colluders,
-        )
-
     def _check_noises(self, noises: Sequence[float]) -> None:
         """σ_i must be usable, and σ_g the smallest of them."""
         if not noises:
@@ -210,156 +295,11 @@ class Gaussian(RunTable):
         """σ_i."""
         return self.noise if self.noise_by_user is None else self.noise_by_user[user]
 
-    def _check_clip(self) -> None:
-        if self.clip == "median":
-            return
-        if not float(self.clip) > 0:
-            raise BadInput(
-                "out-of-range", f"privacy.clip is {self.clip!r}; give a positive number or 'median'"
-            )
-        clip = float(self.clip)
-        if not (_CLIPS[0] <= clip <= _CLIPS[1] or math.isinf(clip)):
-            raise BadInput(
-                "clip-not-exact",
-                f"privacy.clip is {self.clip}, to which float32 gradients cannot be clipped "
-                f"exactly; give a number from {_CLIPS[0]:g} to {_CLIPS[1]:g}",
-            )
-        if math.isinf(clip) and self.noise > 0:
-            raise BadInput(
-                "clip-infinite",
-                f"privacy.clip is infinite while privacy.noise is {self.noise}; noise needs a "
-                f"finite clip",
-            )
+    def with_step(self, step: NoisedStep, noises: tuple[float, ...] | None = None) -> Gaussian:
+        """These limits, on what the parties agreed to do in a step."""
+        own = {"noise_by_user": noises, "epsilon": None, "release": None, "allow": None}
+        return self.changed(**step.model_dump(), **own)
 
-    def to_json(self) -> dict[str, Any]:
-        """What an offer and a ledger hold: plain JSON values, with the noise that was solved
-        for."""
-        if self.epsilon is not None:
-            raise BadInput(
-                "epsilon-without-sizes",
-                "an offer names the noise; epsilon is solved for sizes, so give noise",
-            )
-        values = {name: getattr(self, name) for name in STORED}
-        if self.noise_by_user is None:
-            del values["noise_by_user"]
-        clip = self.clip if self.clip == "median" else float(self.clip)
-        return {**values, "clip": clip, "noise": float(self.noise)}
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Gaussian:
-        """The inverse of :meth:`to_json`; every type is checked, and unknown keys are refused.
-
-        >>> given = Gaussian(2.0, 3.0, "poisson", secret=True, neighbours="zero-out")
-        >>> Gaussian.from_json(given.to_json()) == given
-        True
-        """
-        known, kinds = set(STORED), cls.model_fields
-        if not isinstance(values, Mapping):
-            raise BadInput("wrong-type", f"privacy is {values!r:.60}; give a table")
-        for name in values:
-            if name not in known and values[name] is not None:
-                raise BadInput("unknown-key", f"privacy.{name} is not a key of a mechanism")
-        missing = known - values.keys() - {"neighbours", "noise_by_user"}
-        if missing:
-            raise BadInput("missing-key", f"privacy lacks {', '.join(sorted(missing))}")
-        read = {
-            n: _typed(kinds[n].annotation, values[n], f"privacy.{n}") for n in known & values.keys()
-        }
-        return cls(**read)
-
-    def run(
-        self,
-        algorithm: Algorithm | None,
-        *,
-        rounds: int,
-        local_steps: int,
-        sizes: Sequence[int],
-        cohort_size: int,
-        batch_sizes: Sequence[int] | NDArray[np.integer[Any]],
-        weighting: Weighting,
-        declared: bool,
-        delta: Delta | None,
-        declines: str | None = None,
-        secure: Secure | None = None,
-        weights: Sequence[float] | None = None,
-    ) -> Mechanism:
-        """A run of this mechanism, as data for the accountant: every run is described here.
-
-        Args:
-            algorithm: None where it is not known, which counts as the worse (users have a memory).
-            rounds: T, all that are planned.
-            local_steps: K.
-            sizes: R_i of every user.
-            cohort_size: m.
-            batch_sizes: b_i of every user.
-            weighting: How uploads are weighted in the mean.
-            declared: Whether R_i are constants that were declared without looking at the data.
-            delta: δ, or None for the default.
-            declines: Why a drawn user may stay away.
-            secure: Secure sums, where the server sees sums only.
-            weights: The users' public weights in the mean, with ``weighting="noise"``.
-        """
-        return describe(
-            rounds=rounds,
-            local_steps=local_steps,
-            users=len(sizes),
-            cohort_size=cohort_size,
-            records=sizes,
-            batch_sizes=batch_sizes,
-            memory=algorithm is None or algorithm.memory,
-            one_sum=algorithm is not None and algorithm.one_sum,
-            unproved_hooks=() if algorithm is None else tuple(algorithm.unproved),
-            query="gradients" if algorithm is None or algorithm.sums is None else "sums",
-            noise=self.noise,
-            clip=self.clip,
-            sampling=self.sampling,
-            unit=self.unit,
-            weighting=weighting,
-            delta=delta,
-            declines=declines,
-            declared_sizes=declared
-            and self.sampling == "poisson"
-            and self.neighbours != "zero-out",
-            secure=None if secure is None else secure.terms(cohort_size),
-            extra=0 if secure is None else secure.voids,
-            louder=None if self.noise_by_user is None else louder_of(self.noise_by_user),
-            weights=weights if weighting == "noise" else None,
-        )
-
-
-def _typed(kind: Any, value: Any, name: str) -> Any:
-    """A JSON value as the type that a field has."""
-    try:
-        return TypeAdapter(kind).validate_json(json.dumps(value), strict=True)
-    except ValidationError as error:
-        raise BadInput(
-            "wrong-type", f"{name} is {value!r:.60} ({error.errors()[0]['msg']})"
-        ) from None
-
-
-def choose_relation(
-    neighbours: str | None, sampling: str, unit: str, declared: bool
-) -> Relation | None:
-    """The neighbours that are asked for, refused where no bound is proved for them.
-
-    >>> choose_relation("zero-out", "poisson", "record", declared=False)
-    'zero-out'
-    """
-    if neighbours is None:
-        return None
-    choice("privacy.neighbours", neighbours, get_args(Relation))
-    known = cast(Relation, neighbours)
-    whole = unit == "user" or sampling == "fixed"
-    if whole != (known == "replace-one"):
-        proved = "'replace-one'" if whole else "'zero-out' or 'add-remove'"
-        kind = "a user as unit" if unit == "user" else f"{sampling} batches"
-        raise BadInput(
-            "neighbours-not-proved", f"neighbours={known!r} is not proved for {kind}; give {proved}"
-        )
-    if known == "add-remove" and not declared:
-        raise BadInput(
-            "sizes-not-declared",
-            "neighbours='add-remove' needs sizes that do not depend on the data; give "
-            "data.declared_sizes, or neighbours='zero-out'",
-        )
-    return known
+    def against(self, run: Mechanism) -> Adversary:
+        """The adversary that ``epsilon`` is promised to."""
+        return adversaries(run, self.colluders)[self.view.replace("-", "_")]

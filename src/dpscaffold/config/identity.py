@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 from dpscaffold.algorithms import Algorithm
@@ -15,42 +15,30 @@ from dpscaffold.tasks import Task
 DEPTH = 5
 
 
-@dataclass(frozen=True)
-class PartIdentity:
-    """What identifies a task or an algorithm: its parts by name, each as plain JSON values."""
-
-    parts: tuple[tuple[str, Any], ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return dict(self.parts)
-
-
-def task_identity(task: Task) -> PartIdentity:
-    """A task's name, its size, and its loss with the numbers that it holds."""
+def task_identity(task: Task) -> dict[str, Any]:
+    """A task's name, its size, and its loss with the numbers it holds, in plain JSON values."""
     loss = getattr(task, "loss", None)
-    held = () if loss is None else (("loss", _part(loss)),)
-    return PartIdentity((("kind", task.name), ("parameters", task.parameters), *held))
+    held = {} if loss is None else {"loss": _part(loss)}
+    return {"kind": task.name, "parameters": task.parameters, **held}
 
 
-def algorithm_identity(algorithm: Algorithm) -> PartIdentity:
-    """An algorithm's name, its parts and every number that can be seen in them.
+def algorithm_identity(algorithm: Algorithm) -> dict[str, Any]:
+    """An algorithm's name, its parts and every number that can be seen in them, in plain JSON
+    values.
 
     A part is a function, named; a value (a dataclass, a ``functools.partial``, a function with
     defaults or a closure), named with the numbers it holds. What hides its numbers elsewhere, in a
     global variable say, cannot be told apart.
 
     >>> from dpscaffold import fedprox
-    >>> algorithm_identity(fedprox(0.1)).to_json()["direction"]["mu"]
+    >>> algorithm_identity(fedprox(0.1))["direction"]["mu"]
     0.1
     """
-    return PartIdentity(
-        tuple(
-            (field.name, _part(value))
-            for field in fields(algorithm)
-            if field.init and (value := getattr(algorithm, field.name)) not in (None, ())
-        )
-    )
+    return {
+        field.name: _part(value)
+        for field in fields(algorithm)
+        if field.init and (value := getattr(algorithm, field.name)) not in (None, ())
+    }
 
 
 def _digest_of_list(plain: Any) -> Any:
@@ -71,7 +59,7 @@ def _part(value: Any, depth: int = DEPTH) -> Any:
     if isinstance(value, Mapping):
         return {str(key): _part(item, depth - 1) for key, item in value.items()}
     if isinstance(value, Algorithm):
-        return algorithm_identity(value).to_json()
+        return algorithm_identity(value)
     return _object(value, depth)
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -12,9 +12,7 @@ import torch
 from torch import Tensor
 
 from dpscaffold.algorithms import Algorithm, Known
-from dpscaffold.algorithms.base import MomentRule, RidgeRule
 from dpscaffold.algorithms.fedavg import add_mean_move
-from dpscaffold.config.budget import Budget, View
 from dpscaffold.config.budgets import (
     Epsilon,
     alike,
@@ -25,31 +23,26 @@ from dpscaffold.config.budgets import (
     noise_weight,
     own_noises,
 )
-from dpscaffold.config.gaussian import STORED, Gaussian, choose_relation
+from dpscaffold.config.gaussian import Gaussian, NoisedStep
 from dpscaffold.config.identity import algorithm_identity, task_identity
 from dpscaffold.config.plan import ONE_ROUND, Plan
 from dpscaffold.config.rate import choose_rate
 from dpscaffold.config.secure import Secure, SumPlan
-from dpscaffold.config.table import RunTable
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.roster import Roster
-from dpscaffold.privacy import (
-    Mechanism,
-    adversaries,
-    charged,
-    noise_seen,
-    solve_noise,
-    unproved,
-)
+from dpscaffold.privacy import Mechanism, adversaries, charged, noise_seen, unproved
+from dpscaffold.privacy import solve_noise as least_noise
 from dpscaffold.privacy.adversary import MOST_SUMMED
+from dpscaffold.privacy.ledger import USER_BUDGET
 from dpscaffold.privacy.mechanism import Delta, Relation, Sampling
-from dpscaffold.privacy.preparation import Cost
 from dpscaffold.privacy.seeds import Seed, SeedKnowledge, origin_of
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.tasks import Task
 from dpscaffold.tasks.fitting import check_task
-from dpscaffold.tasks.moments import MomentSums
-from dpscaffold.tasks.ridge import ridge_task
+
+#: Keys of ``[privacy]`` that say how noise was found or what a release overlooks: runs that differ
+#: in nothing else are the same run.
+NOT_IDENTITY = {"epsilon", "release", "allow"}
 
 
 @dataclass(frozen=True)
@@ -57,10 +50,14 @@ class Run:
     """Everything that determines a run but the records, checked as a whole: what parties agree on.
 
     No record can be reached from here, so it can be sent, compared, accounted and calibrated by
-    anyone; engines and evaluators take the federation next to it.
+    anyone; engines and evaluators take the federation next to it. :func:`make_run` makes one; its
+    noise is known.
 
     The numbers that engines use (m, b_i, the warm rounds) and the numbers that are accounted come
     from the same properties, so what runs and what is stated cannot differ.
+
+    ``absent`` says why users may stay away although they were drawn (at real sites they always
+    may). Theorems that count everybody's noise then refuse.
     """
 
     roster: Roster
@@ -68,192 +65,15 @@ class Run:
     algorithm: Algorithm
     plan: Plan
     privacy: Gaussian | None = None
-    budget: Budget = field(default_factory=Budget)
     secure: Secure | None = None
+    absent: str | None = None
 
     def __post_init__(self) -> None:
-        if self.algorithm.sums is not None:
-            self._check_sums()
-        _ = self.batch_sizes, self.cohort_size  # refuses what cannot be drawn
-        self._check_limits()
-        if self.algorithm.sums is not None:
-            self._set_sums(self.algorithm.sums)
+        for code, sentence in _wrong(self):
+            raise BadInput(code, sentence)
         check_task(self.task, self.roster.schema, self.plan.public_seed)
-        self._check_preparation()
-        self._check_neighbours()
-        plan = self.plan
-        if self.algorithm.full_pass and plan.local_steps != max(1, round(1 / plan.data_ratio)):
-            raise BadInput(
-                "one-pass-steps",
-                f"plan.local_steps is {plan.local_steps}, but {self.algorithm.name} takes one pass "
-                f"over the data a round; with plan.data_ratio {plan.data_ratio} use "
-                f"{max(1, round(1 / plan.data_ratio))}",
-            )
-        if self.algorithm.noise_aware and self.privacy and self.privacy.clip == "median":
-            raise BadInput(
-                "median-clip",
-                f"privacy.clip is 'median', but {self.algorithm.name} weighs controls by their "
-                "noise, which is unknown where the clip is computed from the batch; give a number",
-            )
-        if self.warm_rounds >= plan.rounds:
-            raise BadInput(
-                "no-rounds-left",
-                f"plan.rounds is {plan.rounds}, and the warm start alone takes {self.warm_rounds}; "
-                "use more rounds, set plan.warm_rounds, or choose an algorithm without one",
-            )
-        self._check_noise()
         if self.secure is not None:
-            self._check_secure(self.secure)
-        self._solve()
-
-    def _check_limits(self) -> None:
-        """Limits of the mechanism must be those of the run: one that is passed over is not kept."""
-        given = Budget() if self.privacy is None else replace(self.privacy.budget, view="server")
-        if given != Budget() and given != replace(self.budget, view="server", absent=None):
-            raise BadInput(
-                "conflicting-arguments",
-                "privacy has limits (delta, user_epsilon, budget_file, colluders), "
-                "and the budget of the run has others; give them in one place",
-            )
-
-    def _check_sums(self) -> None:
-        """Bounded sums are taken once, over all records of all users."""
-        name = self.algorithm.name
-        for key, value in ONE_ROUND.items():
-            if getattr(self.plan, key) != value:
-                raise BadInput(
-                    "not-a-sum",
-                    f"plan.{key} is {getattr(self.plan, key)!r}, and {name} sums over all records "
-                    f"once, with {key} = {value!r}; leave it out (in Python: Plan.one_round())",
-                )
-        if self.algorithm.update is not add_mean_move:
-            raise BadInput(
-                "not-a-sum",
-                f"algorithm.server is given, and {name} takes no steps at the server; leave it out",
-            )
-        clip = self.privacy.clip if self.privacy else 1.0
-        if isinstance(clip, str) or not math.isfinite(clip):
-            raise BadInput(
-                "not-a-sum",
-                f"privacy.clip is {clip!r}, and {name} needs the largest norm of a row; give a "
-                f"number",
-            )
-        if self.roster.schema.target.kind == "number" and self.roster.schema.target.low is None:
-            raise BadInput(
-                "not-a-sum",
-                f"the target is a number without a range, and {name} needs one; give its low and "
-                f"high",
-            )
-
-    def _set_sums(self, rule: RidgeRule | MomentRule) -> None:
-        """The task of the sums; that of ridge regression with the penalty that the noise asks
-        for."""
-        privacy = self.privacy
-        relation: Relation = "zero-out" if self.sampling == "poisson" else "replace-one"
-        bound = 1.0 if privacy is None else float(privacy.clip)
-        if isinstance(rule, MomentRule):
-            schema = self.roster.schema
-            outputs = max(1, len(schema.target.classes))
-            given = (schema.dimension, rule.kind, rule.norm_bound, relation, bound, outputs)
-            object.__setattr__(self, "task", MomentSums(*given))
-            return
-        task, noise = ridge_task(self.task, rule.share, relation, bound), 0.0
-        if privacy is not None:  # every user adds 2Cσ_g to its sum, in each scaled coordinate
-            noises = privacy.noise_by_user or (privacy.noise,) * self.users
-            noise = 2 * math.hypot(*noises) / float(self.sizes.sum())
-        penalty = rule.strength * math.sqrt(2 * task.inputs) * noise / task.scales.gram
-        object.__setattr__(self, "task", replace(task, penalty=penalty))
-
-    def _check_noise(self) -> None:
-        """Noise of each user, and weights by it, need as many numbers, and a known spread."""
-        privacy = self.privacy
-        noises = None if privacy is None else privacy.noise_by_user
-        if noises is not None and len(noises) != self.users:
-            raise BadInput(
-                "count-differs",
-                f"privacy.noise_by_user has {len(noises)} numbers for {self.users} users; give one "
-                f"for each user, in their order",
-            )
-        if self.plan.weighting == "noise" and privacy and privacy.clip == "median":
-            raise BadInput(
-                "median-clip",
-                "privacy.clip is 'median', and plan.weighting is 'noise', which is unknown where "
-                "the clip is computed from the batch; give a number",
-            )
-
-    def _solve(self) -> None:
-        """A mechanism that was given by its ε gets its noise here, before anything uses it."""
-        if self.privacy is not None and self.privacy.epsilon is not None:
-            solved = self.calibrated(self.privacy.epsilon, self.privacy.view)
-            vars(self).clear()  # what was derived of the run without its noise
-            vars(self).update(vars(solved))
-
-    def _check_preparation(self) -> None:
-        """A secret run must not stand on statistics whose noise can be drawn again from a seed."""
-        costs = [step.cost for step in self.roster.schema.preparation if step.cost is not None]
-        seeded = [cost.name for cost in costs if cost.seeded]
-        if self.privacy is not None and self.privacy.secret and seeded:
-            raise BadInput(
-                "noise-not-secret",
-                f"privacy.secret is true, but the noise on the private {seeded[0]} came from the "
-                f"data's seed and can be taken off again; store the data once with 'dpscaffold "
-                f"data prepare', which draws it from the operating system",
-            )
-
-    def _check_neighbours(self) -> None:
-        """The neighbours that are asked for must be those of the sampling and the data."""
-        privacy, declared = self.privacy, self.roster.declared
-        if privacy is not None and privacy.neighbours is not None:
-            choose_relation(privacy.neighbours, privacy.sampling, privacy.unit, declared)
-        if self.sampling != "poisson" and declared:
-            raise BadInput(
-                "not-applicable",
-                "data.declared_sizes is given, but batches of fixed size need the true sizes; set "
-                "privacy.sampling = 'poisson' or leave the sizes out",
-            )
-
-    def _check_summed(self) -> None:
-        """One step, a plain mean and no memory: what the proof of secure sums needs."""
-        plan = self.plan
-        if plan.local_steps != 1:
-            raise BadInput(
-                "secure-not-proved",
-                f"plan.local_steps is {plan.local_steps}, and secure sums are proved for one local "
-                f"step; set plan.local_steps = 1, or leave secure out",
-            )
-        if self.algorithm.memory or self.algorithm.warm_up is not None:
-            raise BadInput(
-                "secure-not-proved",
-                f"algorithm.name is {self.algorithm.name!r}, whose users keep a memory between "
-                f"rounds, and secure sums are not proved for it; use 'fedavg', or leave secure out",
-            )
-
-    def _check_secure(self, secure: Secure) -> None:
-        """Secure sums only where they are proved; everything else is refused."""
-        privacy, budget = self.privacy, self.budget
-        if privacy is None or privacy.noise == 0:
-            raise BadInput(
-                "no-noise",
-                "secure is given without noise, which sums need; give privacy.noise or "
-                "privacy.epsilon, or leave secure out",
-            )
-        self._check_summed()
-        if budget.user_epsilon is not None:
-            raise BadInput(
-                "secure-not-proved",
-                f"privacy.user_epsilon is {budget.user_epsilon}, and a site that declines adds no "
-                f"noise to a secure sum; leave it out, or leave secure out",
-            )
-        secure.smallest_list(self.cohort_size)
-        run = self.describe()
-        if run is None:
-            return
-        reason = unproved(run) or noise_seen(run, adversaries(run)["server"]).not_more
-        if reason is not None:
-            raise BadInput(
-                "secure-not-proved", f"secure sums are not proved for this run: {reason}"
-            )
-        _ = self.sums  # refuses numbers that do not fit its integers
+            _check_secure(self, self.secure)
 
     @cached_property
     def sums(self) -> SumPlan | None:
@@ -261,16 +81,7 @@ class Run:
         if self.secure is None or self.privacy is None:
             return None
         privacy, clip, batches = self.privacy, self.privacy.clip, self.batch_sizes.tolist()
-        if isinstance(clip, str):
-            raise BadInput(
-                "median-clip", "privacy.clip is 'median', which has no guarantee; give a number"
-            )
-        if self.algorithm.sums is None and max(self.roster.sizes) > MOST_SUMMED:
-            raise BadInput(
-                "too-many-records",
-                f"a site has {max(self.roster.sizes)} records, and the rounding of secure sums is "
-                f"bounded for {MOST_SUMMED}; divide them among several sites",
-            )
+        assert not isinstance(clip, str)
         # A Poisson batch may have more than b records; beyond this margin a sum wraps.
         wide = privacy.sampling == "poisson" and privacy.unit == "record"
         mechanisms = [self.privacy_of(user) or privacy for user in range(self.users)]
@@ -452,102 +263,269 @@ class Run:
         """The streams of a run from this seed, by default of a new run."""
         return Randomness((seed or self.seed()).value, self.secret)
 
+    @property
+    def limits(self) -> Gaussian:
+        """The limits of what is spent; a run without privacy has none to ask for."""
+        assert self.privacy is not None
+        return self.privacy
+
+    @cached_property
+    def declines(self) -> str | None:
+        """Why a drawn user may stay away: its budget is spent, or what ``absent`` says."""
+        capped = self.privacy is not None and self.privacy.user_epsilon is not None
+        reasons = [USER_BUDGET] * capped + [self.absent] * (self.absent is not None)
+        return ", ".join(filter(None, reasons)) or None
+
     @cached_property
     def mechanism(self) -> Mechanism | None:
-        """What this run does under its budget, as :meth:`describe` says it."""
+        """What this run does under its limits, as :meth:`describe` says it."""
         return self.describe()
 
     def describe(self, delta: Delta | None = None) -> Mechanism | None:
-        """What this run does under its budget, as data for the accountant; None without privacy.
+        """What this run does under its limits, as data for the accountant; None without privacy.
 
-        ``delta`` stands in for the budget's. The draw is not hidden: who took part is stored with
-        the run.
+        ``delta`` stands in for that of the run. The draw is not hidden: who took part is stored
+        with the run.
         """
         if self.privacy is None:
             return None
-        plan, privacy, budget = self.plan, self.privacy, self.budget
-        return privacy.run(
+        return self.privacy.run(
             self.algorithm,
-            rounds=plan.rounds,
-            local_steps=plan.local_steps,
-            sizes=self.roster.sizes,
-            cohort_size=self.cohort_size,
-            batch_sizes=self.batch_sizes.numpy(),
-            weighting=plan.weighting,
+            self.plan,
+            self.roster.sizes,
+            self.cohort_size,
+            self.batch_sizes.tolist(),
             declared=self.roster.declared,
-            delta=budget.delta if delta is None else delta,
-            declines=budget.declines,
+            delta=self.privacy.delta if delta is None else delta,
+            declines=self.declines,
             secure=self.secure,
-            weights=self.weights.tolist() if plan.weighting == "noise" else None,
+            weights=self.weights.tolist() if self.plan.weighting == "noise" else None,
+            noises=self.privacy.noise_by_user,
         )
-
-    def calibrated(self, epsilon: Epsilon, view: View | None = None) -> Run:
-        """This setting with the smallest noise that keeps ε towards a view (the budget's), the cost
-        of its data's preparation included. With a table of budgets every user has noise of its
-        own."""
-        run = self.describe()
-        if run is None or self.privacy is None:
-            raise BadInput(
-                "no-privacy", "epsilon is asked of a run without privacy; give it a mechanism"
-            )
-        view = view or self.budget.view
-        costs, _ = charged(self.roster.schema.preparation, run)
-        if isinstance(epsilon, Mapping):
-            return self.with_noises(self._solve_each(epsilon, costs))
-        equal = alike(run)
-        who = adversaries(equal, self.budget.colluders)[view.replace("-", "_")]
-        return self.with_noises((solve_noise(equal, epsilon, who, costs),))
-
-    def _solve_each(self, table: Mapping[str, float], costs: Sequence[Cost]) -> tuple[float, ...]:
-        """σ_i for a table of budgets. Without secure sums a user is hidden by its own noise, which
-        keeps ε_i towards everybody; other views may then have a smaller ε."""
-        epsilons = budgets_of(checked(table), self.roster)  # type: ignore[arg-type]
-        run = self.describe()
-        assert run is not None
-        if self.secure is None:
-            return own_noises(run, epsilons, costs)
-        return joint_noises(alike(run), epsilons, costs).noises
-
-    def with_noises(self, noises: tuple[float, ...]) -> Run:
-        """This setting with these σ_i, or one for all."""
-        assert self.privacy is not None
-        several = noises if len(set(noises)) > 1 else None
-        given = {"noise": min(noises), "noise_by_user": several, "epsilon": None}
-        privacy = self.privacy.changed(**given)
-        return replace(self, privacy=privacy)
 
     def to_dict(self) -> dict[str, Any]:
         """What a run must share with this one to be the same, in plain values: data by title (their
         digest is kept next to it), task, algorithm with its numbers, plan, mechanism and limits. A
         seed of the operating system is not among them."""
-        plan = {**_given(_fields(self.settled)), "warm_rounds": self.warm_rounds}
+        plan = {**self.settled.stored(), "warm_rounds": self.warm_rounds}
         if self.draw_given:
             plan["seed"] = self.plan.public_seed
-        limits: dict[str, Any] = {}
-        if self.privacy:
-            stored = {n: v for n, v in _fields(self.privacy).items() if n in STORED}
-            limits = {"privacy": stored, "budget": _given(_fields(self.budget))}
-            if self.privacy.noise_by_user is None:
-                del stored["noise_by_user"]
-        if self.secure is not None:
-            limits["secure"] = _given(_fields(self.secure))
-        return {
+        tables = {
             "data": {"source": "python", "title": self.roster.title},
-            "task": task_identity(self.task).to_json(),
-            "algorithm": algorithm_identity(self.algorithm).to_json(),
+            "task": task_identity(self.task),
+            "algorithm": algorithm_identity(self.algorithm),
             "plan": plan,
-            **limits,
         }
+        if self.privacy is not None:
+            tables["privacy"] = self.privacy.stored(NOT_IDENTITY)
+            if self.absent is not None:
+                tables["privacy"]["absent"] = self.absent
+        if self.secure is not None:
+            tables["secure"] = self.secure.stored()
+        return tables
 
 
-def _fields(value: Plan | Gaussian | Budget | Secure) -> dict[str, Any]:
-    """The fields that were given, by name, in plain values."""
-    if isinstance(value, RunTable):
-        given = value.model_dump()
+def make_run(
+    roster: Roster,
+    task: Task,
+    algorithm: Algorithm,
+    plan: Plan,
+    privacy: Gaussian | None = None,
+    secure: Secure | None = None,
+    absent: str | None = None,
+) -> Run:
+    """The run of these parts. Where ``privacy`` gives an ε, its noise is solved for, here and
+    nowhere else; where the algorithm takes bounded sums, they are its task.
+
+    >>> from dpscaffold import Logistic, fedavg, synthetic
+    >>> roster = synthetic(users=4, records=50).roster
+    >>> asked = Gaussian(epsilon=1.0, delta=1e-3)
+    >>> make_run(roster, Logistic(40, 10), fedavg(), Plan(), asked).privacy.epsilon is None
+    True
+    """
+    if privacy is None or privacy.epsilon is None:
+        task = _sums_in_place_of(task, algorithm, roster, privacy)
+        return Run(roster, task, algorithm, plan, privacy, secure, absent)
+    unsolved = privacy.changed(epsilon=None, noise=1.0)
+    asked = make_run(roster, task, algorithm, plan, unsolved, secure, absent)
+    return solve_noise(asked, privacy.epsilon)
+
+
+def solve_noise(run: Run, epsilon: Epsilon) -> Run:
+    """This run with the smallest noise that keeps ε towards the adversary that its privacy names,
+    the cost of its data's preparation included. With a table of budgets every user has noise of its
+    own."""
+    described, privacy = run.describe(), run.privacy
+    if described is None or privacy is None:
+        raise BadInput(
+            "no-privacy", "epsilon is asked of a run without privacy; give it a mechanism"
+        )
+    costs, _ = charged(run.roster.schema.preparation, described)
+    if isinstance(epsilon, Mapping):
+        epsilons = budgets_of(checked(epsilon), run.roster)  # type: ignore[arg-type]
+        if run.secure is None:  # a user's own noise hides it from everybody
+            noises = own_noises(described, epsilons, costs)
+        else:
+            noises = joint_noises(alike(described), epsilons, costs).noises
     else:
-        given = {f.name: getattr(value, f.name) for f in fields(value) if f.init}
-    return {name: list(one) if isinstance(one, tuple) else one for name, one in given.items()}
+        equal = alike(described)
+        noises = (least_noise(equal, epsilon, privacy.against(equal), costs),)
+    several = noises if len(set(noises)) > 1 else None
+    solved = privacy.changed(noise=min(noises), noise_by_user=several, epsilon=None)
+    task = _sums_in_place_of(run.task, run.algorithm, run.roster, solved)
+    return replace(run, task=task, privacy=solved)
 
 
-def _given(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in values.items() if value is not None}
+def _sums_in_place_of(
+    task: Task, algorithm: Algorithm, roster: Roster, privacy: Gaussian | None
+) -> Task:
+    """The task of an algorithm: of one that takes bounded sums, the sums."""
+    rule = algorithm.sums
+    given = NoisedStep(noise=0.0) if privacy is None else privacy
+    if rule is None or isinstance(given.clip, str):
+        return task
+    relation: Relation = "zero-out" if given.sampling == "poisson" else "replace-one"
+    noises = (given.noise,) * len(roster.sizes)
+    if privacy is not None and privacy.noise_by_user is not None:
+        noises = privacy.noise_by_user
+    # Every user adds 2Cσ_i to its sum, in each scaled coordinate.
+    noise = 2 * math.hypot(*noises) / sum(roster.sizes)
+    made: Task = rule.task(task, roster.schema, relation, given.clip, noise)
+    return made
+
+
+def _wrong(run: Run) -> Iterator[tuple[str, str]]:
+    """What keeps these parts from being a run: a code and a sentence each, the first being said."""
+    plan, privacy, algorithm = run.plan, run.privacy, run.algorithm
+    if algorithm.sums is not None:
+        yield from _wrong_sums(run)
+    _ = run.batch_sizes, run.cohort_size  # refuses what cannot be drawn
+    seeded = [
+        step.cost.name for step in run.roster.schema.preparation if step.cost and step.cost.seeded
+    ]
+    if run.secret and seeded:
+        yield (
+            "noise-not-secret",
+            f"privacy.secret is true, but the noise on the private {seeded[0]} came from the "
+            f"data's seed and can be taken off again; store the data once with 'dpscaffold "
+            f"data prepare', which draws it from the operating system",
+        )
+    if run.sampling != "poisson" and run.roster.declared:
+        yield (
+            "not-applicable",
+            "data.declared_sizes is given, but batches of fixed size need the true sizes; set "
+            "privacy.sampling = 'poisson' or leave the sizes out",
+        )
+    one_pass = max(1, round(1 / plan.data_ratio))
+    if algorithm.full_pass and plan.local_steps != one_pass:
+        yield (
+            "one-pass-steps",
+            f"plan.local_steps is {plan.local_steps}, but {algorithm.name} takes one pass over the "
+            f"data a round; with plan.data_ratio {plan.data_ratio} use {one_pass}",
+        )
+    if run.warm_rounds >= plan.rounds:
+        yield (
+            "no-rounds-left",
+            f"plan.rounds is {plan.rounds}, and the warm start alone takes {run.warm_rounds}; "
+            "use more rounds, set plan.warm_rounds, or choose an algorithm without one",
+        )
+    if privacy is not None:
+        yield from _wrong_noise(run, privacy)
+
+
+def _wrong_noise(run: Run, privacy: Gaussian) -> Iterator[tuple[str, str]]:
+    """Noise that is not known, or not that of these users."""
+    if privacy.epsilon is not None:
+        yield (
+            "noise-or-epsilon",
+            "privacy.epsilon is given, and a run is made with the noise; use make_run, which "
+            "solves for it",
+        )
+    needs = {
+        f"{run.algorithm.name} weighs controls by their noise": run.algorithm.noise_aware,
+        "plan.weighting is 'noise'": run.plan.weighting == "noise",
+        "secure sums need noise": run.secure is not None,
+    }
+    reason = next((reason for reason, needed in needs.items() if needed), None)
+    if privacy.clip == "median" and reason is not None:
+        yield (
+            "median-clip",
+            f"privacy.clip is 'median', and {reason}, which is unknown where the clip is computed "
+            f"from the batch; give a number",
+        )
+    noises = privacy.noise_by_user
+    if noises is not None and len(noises) != run.users:
+        yield (
+            "count-differs",
+            f"privacy.noise_by_user has {len(noises)} numbers for {run.users} users; give one "
+            f"for each user, in their order",
+        )
+
+
+def _wrong_sums(run: Run) -> Iterator[tuple[str, str]]:
+    """Bounded sums are taken once, over all records of all users."""
+    name, target = run.algorithm.name, run.roster.schema.target
+    for key, value in ONE_ROUND.items():
+        if (given := getattr(run.plan, key)) != value:
+            yield (
+                "not-a-sum",
+                f"plan.{key} is {given!r}, and {name} sums over all records once, with {key} = "
+                f"{value!r}; leave it out (in Python: Plan.one_round())",
+            )
+    if run.algorithm.update is not add_mean_move:
+        yield (
+            "not-a-sum",
+            f"algorithm.server is given, and {name} takes no steps at the server; leave it out",
+        )
+    clip = run.privacy.clip if run.privacy else 1.0
+    if isinstance(clip, str) or not math.isfinite(clip):
+        yield (
+            "not-a-sum",
+            f"privacy.clip is {clip!r}, and {name} needs the largest norm of a row; give a number",
+        )
+    if target.kind == "number" and target.low is None:
+        yield (
+            "not-a-sum",
+            f"the target is a number without a range, and {name} needs one; give its low and high",
+        )
+
+
+def _check_secure(run: Run, secure: Secure) -> None:
+    """Secure sums only where they are proved, with integers that they fit in; everything else is
+    refused."""
+    described = run.mechanism
+    if run.privacy is None or described is None or run.privacy.noise == 0:
+        raise BadInput(
+            "no-noise",
+            "secure is given without noise, which sums need; give privacy.noise or "
+            "privacy.epsilon, or leave secure out",
+        )
+    if run.plan.local_steps != 1:
+        raise BadInput(
+            "secure-not-proved",
+            f"plan.local_steps is {run.plan.local_steps}, and secure sums are proved for one local "
+            f"step; set plan.local_steps = 1, or leave secure out",
+        )
+    if run.algorithm.memory or run.algorithm.warm_up is not None:
+        raise BadInput(
+            "secure-not-proved",
+            f"algorithm.name is {run.algorithm.name!r}, whose users keep a memory between "
+            f"rounds, and secure sums are not proved for it; use 'fedavg', or leave secure out",
+        )
+    if run.privacy.user_epsilon is not None:
+        raise BadInput(
+            "secure-not-proved",
+            f"privacy.user_epsilon is {run.privacy.user_epsilon}, and a site that declines adds no "
+            f"noise to a secure sum; leave it out, or leave secure out",
+        )
+    secure.smallest_list(run.cohort_size)
+    reason = unproved(described) or noise_seen(described, adversaries(described)["server"]).not_more
+    if reason is not None:
+        raise BadInput("secure-not-proved", f"secure sums are not proved for this run: {reason}")
+    if run.algorithm.sums is None and max(run.roster.sizes) > MOST_SUMMED:
+        raise BadInput(
+            "too-many-records",
+            f"a site has {max(run.roster.sizes)} records, and the rounding of secure sums is "
+            f"bounded for {MOST_SUMMED}; divide them among several sites",
+        )
+    _ = run.sums  # refuses numbers that do not fit its integers

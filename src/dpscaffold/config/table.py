@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from pathlib import Path
 from typing import Any, ClassVar, Self, get_args
 
@@ -68,6 +69,10 @@ class RunTable(ConfigTable):
 
     def __str__(self) -> str:
         return repr(self)
+
+    def stored(self, without: Set[str] = frozenset()) -> dict[str, Any]:
+        """What was given, by default too, in the plain values of JSON."""
+        return self.model_dump(mode="json", exclude=set(without), exclude_none=True)
 
     # A table of a file is checked in one go, so that what is wrong is named by its place there.
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]

@@ -160,12 +160,6 @@ class Strategy(FlowerStrategy):  # type: ignore[misc]
                 "privacy gives no guarantee for single records; give Gaussian(clip=…, noise=…) "
                 "with noise above 0 and unit='record'",
             )
-        if privacy.neighbours == "add-remove":
-            raise BadInput(
-                "sizes-not-declared",
-                "privacy.neighbours is 'add-remove', and the number of a client's records is "
-                "public here; give 'zero-out' with Poisson batches",
-            )
         if plan.steps_by_user is not None:
             raise BadInput(
                 "not-applicable",
@@ -387,7 +381,7 @@ class Strategy(FlowerStrategy):  # type: ignore[misc]
             self.task,
             self.offer.build_algorithm(),
             self.offer.plan,
-            self.offer.privacy,
+            self.offer.privacy_on(enrolled.names),
         )
         state = State.initial(setting, CPU)
         memories = Memories(setting.algorithm.shared, self.task.parameters, CPU)

@@ -67,12 +67,12 @@ def solved_noise(case: Case, roster: Roster | None = None) -> Case:
             "not-applicable",
             "privacy.epsilon is a table, and an experiment has one budget; give a number",
         )
-    view = settings.privacy.budget.view
+    view = settings.privacy.view
     if view == "server" and settings.secure is None:
         # Its bound asks neither what users remember nor what they upload: one answer serves all.
         run = replace(run, memory=False, one_sum=False)
-    who = settings.privacy.budget.against(run)
-    what = f"{view} {settings.privacy.budget.colluders}" if view == "participant" else view
+    who = settings.privacy.against(run)
+    what = f"{view} {settings.privacy.colluders}" if view == "participant" else view
     noise = remember(what, run, epsilon, lambda: solve_noise(run, epsilon, who))
     solved = case.with_set({"privacy.noise": float(noise)})
     solved.tables["privacy"].pop("epsilon")

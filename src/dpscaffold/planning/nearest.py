@@ -25,7 +25,7 @@ def unmet(settings: Sequence[Run], epsilon: float, error: BadInput) -> BadInput:
         remedy = f"ask for an epsilon of at least {least:g}"
     return BadInput(
         "goal-not-met",
-        f"no plan keeps epsilon {epsilon:g} towards {first.budget.view}{delta} with at most "
+        f"no plan keeps epsilon {epsilon:g} towards {first.limits.view}{delta} with at most "
         f"{plan.rounds} rounds of {plan.local_steps} local steps, {first.cohort_size} of "
         f"{first.users} users in each, and {first.sampling} batches ({why}); {remedy}",
     )
@@ -50,4 +50,4 @@ def _spent_with_most_noise(setting: Run) -> float | None:
     loudest = replace(run, noise=MOST_NOISE)
     if no_guarantee(loudest):
         return None
-    return epsilon_of(loudest, setting.budget.against(loudest))
+    return epsilon_of(loudest, setting.limits.against(loudest))

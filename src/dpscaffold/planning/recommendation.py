@@ -18,9 +18,8 @@ import torch
 from dpscaffold.algorithms import ALGORITHMS, Algorithm, Cohort, Known, Server
 from dpscaffold.algorithms.registry import RIVALS
 from dpscaffold.checks import choice, least_ratio
-from dpscaffold.config import Run
-from dpscaffold.config.budget import Budget, View
-from dpscaffold.config.gaussian import Gaussian
+from dpscaffold.config import Run, make_run, solve_noise
+from dpscaffold.config.gaussian import Gaussian, NoisedStep, View
 from dpscaffold.config.plan import Plan, Weighting
 from dpscaffold.config.secure import Secure
 from dpscaffold.errors import BadInput
@@ -29,7 +28,7 @@ from dpscaffold.planning.nearest import unmet
 from dpscaffold.planning.shape import Shape
 from dpscaffold.planning.stages import CLOSE_LOOK, PlanSearch, preferred
 from dpscaffold.planning.trial import Bench, Choice
-from dpscaffold.privacy.mechanism import Delta, Relation, Unit
+from dpscaffold.privacy.mechanism import Delta, Unit
 from dpscaffold.tasks import LOSSES, Linear, Logistic, Task
 from dpscaffold.training.events import Listener, silence
 
@@ -70,8 +69,8 @@ class Preset:
     """What is settled beforehand; None leaves it to the planner.
 
     Of ``plan`` those fields count that no planner chooses (η_g, the warm rounds, the most rounds
-    that the run may be given later), of ``budget`` the limits next to δ and the view.
-    ``neighbours`` and ``declared`` (sizes that are constants) say what is hidden. σ_g is solved for
+    that the run may be given later), of ``limits`` those next to δ and the view. ``declared`` says
+    that sizes are constants, ``absent`` why users may stay away. σ_g is solved for
     the run with all of these; ``remarks`` are sentences on what it is not solved for.
     With ``secure`` the server sees sums only: one local step, and an algorithm without memory.
     ``available`` are secure sums that the plan may use if they are better. ``budgets`` are those of
@@ -85,9 +84,9 @@ class Preset:
     regularisation: float = 0.0
     task: Task | None = None
     plan: Plan | None = None
-    budget: Budget | None = None
-    neighbours: Relation | None = None
+    limits: Gaussian | None = None
     declared: bool = False
+    absent: str | None = None
     remarks: tuple[str, ...] = ()
     secure: Secure | None = None
     available: Secure | None = None
@@ -250,20 +249,17 @@ def _setting(
 ) -> Run:
     """A candidate, its noise not solved for yet."""
     clip, task = preset.clip or 1.0, preset.task or default_task(facts)
-    return Run(
+    step = NoisedStep(clip=clip, noise=1.0, sampling=goal.sampling, unit=goal.unit)
+    limits = preset.limits or Gaussian(noise=1.0)
+    privacy = limits.with_step(step).changed(delta=goal.delta, view=goal.view)
+    return make_run(
         replace(facts.roster, declared=preset.declared),
         task,
         algorithm,
         plan,
-        Gaussian(
-            clip=clip,
-            noise=1.0,
-            sampling=goal.sampling,
-            unit=goal.unit,
-            neighbours=preset.neighbours,
-        ),
-        replace(preset.budget or Budget(), delta=goal.delta, view=goal.view),
+        privacy,
         secure,
+        preset.absent,
     )
 
 
@@ -310,7 +306,7 @@ def _solved(settings: Sequence[Run], epsilon: float) -> list[Run]:
     found, refused = [], []
     for setting in settings:
         try:
-            found.append(setting.calibrated(epsilon))
+            found.append(solve_noise(setting, epsilon))
         except BadInput as error:
             refused.append((setting, error))
     if refused and not found:

@@ -26,7 +26,7 @@ def score_name(found: Recommendation) -> str:
 
 def towards(found: Recommendation) -> str:
     """Whom ε is promised to, in words."""
-    together, secure = found.setting.budget.colluders, found.setting.secure
+    together, secure = found.setting.limits.colluders, found.setting.secure
     return {
         "server": "the server" if secure is None else f"the server {_with(secure.colluders)}",
         "third-party": "a third party",
@@ -108,7 +108,7 @@ def _promise(found: Recommendation) -> list[str]:
         f"σ_g = {digits_up(run.noise, 4)} keeps ε = {goal.epsilon:g} towards {towards(found)} at "
         f"δ = {digits_up(run.delta)}, {goal.sampling} batches"
     ]
-    colluders = found.setting.budget.colluders
+    colluders = found.setting.limits.colluders
     said = state([Part(run, run.rounds, None, _costs(found))], Facts(colluders=colluders))
     replaced = said.towards(goal.view.replace("-", "_")).replace_one
     if replaced is not None:

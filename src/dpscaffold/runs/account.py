@@ -19,7 +19,6 @@ import numpy as np
 
 from dpscaffold.atomic import write_text
 from dpscaffold.config import Run
-from dpscaffold.config.budget import Budget
 from dpscaffold.engines import Draw
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy import (
@@ -71,7 +70,6 @@ class PrivacyAccount:
 
     def __init__(self, setting: Run, before: int = 0) -> None:
         self.setting, self.before = setting, before
-        budget = self.budget = setting.budget
         planned = self._planned = setting.plan.rounds - before
         self.run = setting.mechanism
         if self.run is not None and before:
@@ -90,20 +88,16 @@ class PrivacyAccount:
         self._parts = Parts((planned,))
         self._by_part: tuple[Ledger, ...] = ()  # read where each user's ε over parts is needed
         if self.run is None:
-            if budget != Budget():
-                raise BadInput(
-                    "no-privacy",
-                    "a privacy budget is given for a run without privacy; set privacy.noise or "
-                    "privacy.epsilon too",
-                )
             return
+        assert setting.privacy is not None
+        limits = self.limits = setting.privacy
         self.costs, self._unprotected = charged(setting.roster.schema.preparation, self.run)
-        self.ledger = Ledger(self.run, budget.user_epsilon, self.costs)
+        self.ledger = Ledger(self.run, limits.user_epsilon, self.costs)
         self.promises = no_guarantee(self.run) is None
-        if budget.user_epsilon is not None:
+        if limits.user_epsilon is not None:
             # Refuses, here and not in the first round, a run without a guarantee.
             self.ledger.declines(0)
-        if budget.file is not None:
+        if limits.budget_file is not None:
             if reason := no_guarantee(self.run):
                 raise BadInput(
                     "no-privacy",
@@ -111,7 +105,7 @@ class PrivacyAccount:
                     f"{reason}",
                 )
             self._reservation = BudgetReservation(
-                str(budget.file), setting, self.run, self.costs, budget.user_epsilon, planned
+                limits.budget_file, setting, self.run, self.costs, limits.user_epsilon, planned
             )
 
     def check_room(self) -> None:
@@ -159,13 +153,13 @@ class PrivacyAccount:
         said = [vars(step) for step in prepared(steps, self.run.unit)]
         costs = list(map(vars, self.costs))
         opening = Opening.of(
-            described(Ledger(self.run, self.budget.user_epsilon)),
+            described(Ledger(self.run, self.limits.user_epsilon)),
             self.costs,
             data,
             seed,
             self.setting.secret,
             self.allowed,
-            self.budget.colluders,
+            self.limits.colluders,
             mark_of_earlier(folder.path),
         )
         if self.ledger.run != self.run or (len(journal) and read_opening(journal) != opening):
@@ -295,7 +289,7 @@ class PrivacyAccount:
     def _allowed(self, round: int, drawn: Sequence[int]) -> list[int]:
         """Those of the drawn users whom no cap lets decline; the ε of a user that was given more
         rounds is the sum over the parts."""
-        if not self._parts.several or self.budget.user_epsilon is None:
+        if not self._parts.several or self.limits.user_epsilon is None:
             return self.ledger.allowed(drawn)
         return allowed_in_parts(self._begun_parts(), self._parts.of(round), drawn)
 
@@ -432,7 +426,7 @@ class PrivacyAccount:
             draw_given=self.setting.draw_given,
             preparation=(*steps, *self._unprotected),
             allowed=self.allowed,
-            colluders=self.budget.colluders,
+            colluders=self.limits.colluders,
         )
         return state([part], facts)
 

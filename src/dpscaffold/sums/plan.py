@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from dpscaffold.config import Run
+from dpscaffold.config import Run, solve_noise
 from dpscaffold.config.gaussian import Gaussian
 from dpscaffold.config.plan import Plan
 from dpscaffold.config.secure import Secure, SumGrid
@@ -129,7 +129,8 @@ def plan_of(given: SumsConfiguration) -> SumsPlan:
             f"sums.colluders is {k} with {len(names)} members; at least two honest sites must hide "
             f"each other, so give at most {max(0, len(names) - 2)} or name more sites",
         )
-    mechanism = privacy.mechanism.changed(secret=True)
+    noised = {"epsilon": None, "noise": 1.0} if privacy.epsilon is not None else {}
+    mechanism = privacy.changed(secret=True, **noised)
     secure = None if k is None else Secure(colluders=k)
 
     def offered(noised: Gaussian | None) -> Offer:
@@ -139,8 +140,7 @@ def plan_of(given: SumsConfiguration) -> SumsPlan:
     offer = offered(mechanism)
     declared = mechanism.sampling == "poisson"
     enrolled = EnrolledRun("", {}, names, "", (1,) * len(names), declared=declared)
-    budget = privacy.budget if k is None else replace(privacy.budget, absent=MAY_STAY_AWAY)
-    setting = setting_of(offer, enrolled, budget)
+    setting = setting_of(offer, enrolled, mechanism, None if k is None else MAY_STAY_AWAY)
     if isinstance(privacy.epsilon, Mapping) or privacy.noise_by_user is not None:
         raise BadInput(
             "not-applicable",
@@ -148,6 +148,6 @@ def plan_of(given: SumsConfiguration) -> SumsPlan:
             "smallest of the budgets as a number",
         )
     if privacy.epsilon is not None:
-        setting = setting.calibrated(privacy.epsilon, "server")
+        setting = solve_noise(setting, privacy.epsilon)
         offer = offered(setting.privacy)
     return SumsPlan(offer, given.sums, setting)

@@ -9,8 +9,7 @@ from typing import Any
 
 from dpscaffold.algorithms import Algorithm
 from dpscaffold.checks import instance
-from dpscaffold.config import Run
-from dpscaffold.config.budget import Budget
+from dpscaffold.config import Run, make_run
 from dpscaffold.config.gaussian import Gaussian
 from dpscaffold.config.plan import Plan
 from dpscaffold.config.secure import Secure
@@ -41,7 +40,6 @@ def train(
     plan: Plan,
     privacy: Gaussian | None = None,
     *,
-    budget: Budget | None = None,
     secure: Secure | None = None,
     engine: str = "simulator",
     device: str = "cpu",
@@ -72,8 +70,7 @@ def train(
         task: The model and its loss, such as ``Logistic(features, classes)``.
         algorithm: The federated algorithm, such as ``scaffold()``.
         plan: Rounds, local steps, sampling rates and step sizes.
-        privacy: Clipping and noise; None trains without privacy.
-        budget: Limits of what may be spent, and δ.
+        privacy: Clipping, noise and limits of what may be spent; None trains without privacy.
         secure: Let the server see sums of uploads only, such as ``Secure(colluders=1)``.
         engine: ``"simulator"`` (fast), or ``"loop"`` (the slow reference implementation).
         device: ``"cpu"``, ``"cuda"``, ``"cuda:N"`` or ``"auto"``.
@@ -118,7 +115,6 @@ def train(
             algorithm=algorithm,
             plan=plan,
             privacy=privacy,
-            budget=budget,
             secure=secure,
             stopping=stopping,
             out=out,
@@ -127,14 +123,12 @@ def train(
             raise BadInput(
                 "not-a-list", f"metrics is '{metrics}'; give a list: metrics=['{metrics}']"
             )
-        if budget is None:
-            budget = Budget() if privacy is None else privacy.budget
         if privacy is not None and privacy.release:
             release, allow = True, allow or privacy.allow or ()
         if out is None:
-            require_folder(release, budget.file)
+            require_folder(release, None if privacy is None else privacy.budget_file)
         data = federation if federation.mapped else federation.validated()
-        setting = Run(data.roster, task, algorithm, plan, privacy, budget, secure)
+        setting = make_run(data.roster, task, algorithm, plan, privacy, secure)
         setting = continued(setting, out, resume)
         if release:
             setting, config = _for_release(setting, data, config, allow)
@@ -172,7 +166,6 @@ _KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
     "algorithm": (Algorithm, "an algorithm, such as scaffold()"),
     "plan": (Plan, "a plan, such as Plan(rounds=100)"),
     "privacy": (Gaussian, "Gaussian(clip=1.0, epsilon=2.0), or None for a run without privacy"),
-    "budget": (Budget, "a budget, such as Budget(delta=1e-5)"),
     "secure": (Secure, "Secure(colluders=1), or None where the server sees every upload"),
     "stopping": (Stopping, "Stopping('public.csv', label='outcome')"),
     "out": ((str, Path), "the path of a run folder"),
@@ -187,7 +180,7 @@ def _check_types(task: object, **given: object) -> None:
     require_task(task)
 
 
-def require_folder(released: bool, budget_file: str | Path | None) -> None:
+def require_folder(released: bool, budget_file: str | None) -> None:
     """Refuse, where no run folder is named, a run whose ledger must be kept."""
     if released:
         raise BadInput(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from dpscaffold.algorithms import scaffold_balanced
-from dpscaffold.config import Run
+from dpscaffold.config import Run, solve_noise
 from dpscaffold.config.budgets import Epsilon
 from dpscaffold.config.noise import dominating_site, round_noise, site_noise
 from dpscaffold.federation.roster import FEW_USERS
@@ -172,7 +172,7 @@ def _candidates(setting: Run, epsilon: Epsilon | None) -> list[tuple[str, Any, s
         )
     if setting.cohort_size < setting.users <= FEW_USERS and epsilon:
         why = f"only {setting.cohort_size} of {setting.users} sites take part in a round"
-        changed = replace(setting, plan=plan.changed(user_ratio=1.0)).calibrated(epsilon)
+        changed = solve_noise(replace(setting, plan=plan.changed(user_ratio=1.0)), epsilon)
         found.append(("plan.user_ratio", 1, why, changed))
     if _keeps_noise(setting):
         why = f"the control variates of {setting.algorithm.name} keep the noise of small sites"

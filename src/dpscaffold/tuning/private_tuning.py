@@ -163,7 +163,7 @@ def tune_privately(
     drawn = [stream.randrange(len(points)) for _ in range(table.stopping_law.draw(stream))]
     prepared = whole.roster.schema.preparation
     costs, unprotected = charged(prepared, runs[0])
-    colluders = candidates[0].budget.colluders
+    colluders = candidates[0].limits.colluders
     trials_run = Trials(tuple(runs), tuple(drawn), table.stopping_law, score, costs, colluders)
     privacy = SelectionCost.of(trials_run)
     try:
@@ -213,7 +213,7 @@ def _candidate(setting: Run) -> Run:
             "tune.private is true, and a candidate trains without noise; give [privacy] a noise "
             "or an epsilon, and none of tune.grid 0",
         )
-    limit = setting.budget.user_epsilon
+    limit = setting.limits.user_epsilon
     if limit is not None:
         raise BadInput(
             "not-applicable",
@@ -252,8 +252,9 @@ def _score_cost(table: TuneSettings, run: Mechanism) -> Cost | None:
     if run.relation == "add-remove":
         raise BadInput(
             "neighbours-not-proved",
-            "privacy.neighbours is 'add-remove', and one record more would change which records "
-            "are held out; set privacy.neighbours = 'zero-out', or score on [tune.public] records",
+            "data.declared_sizes is given, so that neighbours add or remove a record, and one "
+            "record more would change which records are held out; leave the sizes out, or score on "
+            "[tune.public] records",
         )
     return Cost(SCORE, noise=table.score_noise)
 

@@ -17,8 +17,6 @@ import numpy as np
 from pydantic import (
     BeforeValidator,
     Field,
-    PlainSerializer,
-    PlainValidator,
     ValidationError,
     model_validator,
 )
@@ -27,7 +25,7 @@ from dpscaffold.algorithms import Algorithm
 from dpscaffold.algorithms.base import MomentKind
 from dpscaffold.algorithms.moments import moments
 from dpscaffold.config import AlgorithmSettings, ConfigTable, TaskSettings
-from dpscaffold.config.gaussian import Gaussian
+from dpscaffold.config.gaussian import Gaussian, NoisedStep
 from dpscaffold.config.personal import PersonalSettings, trained_by
 from dpscaffold.config.plan import Plan
 from dpscaffold.config.secure import Secure
@@ -451,10 +449,6 @@ def refuse_fine_tuning(personal: PersonalSettings | None) -> None:
         )
 
 
-def _gaussian(value: Any) -> Gaussian:
-    return value if isinstance(value, Gaussian) else Gaussian.from_json(value)
-
-
 class Offer(ConfigTable):
     """What is offered. ``format`` is of this very table."""
 
@@ -463,9 +457,7 @@ class Offer(ConfigTable):
     task: TaskSettings
     algorithm: AlgorithmSettings
     plan: Plan
-    privacy: (
-        Annotated[Gaussian, PlainValidator(_gaussian), PlainSerializer(Gaussian.to_json)] | None
-    ) = None
+    privacy: NoisedStep | None = None
     secure: Secure | None = None
     #: σ_i of each site by name, where sites have budgets of their own; ``privacy.noise`` is the
     #: smallest.
@@ -493,15 +485,12 @@ class Offer(ConfigTable):
     @model_validator(mode="after")
     def _own_noises(self) -> Offer:
         privacy, noises = self.privacy, self.noises
-        if privacy is not None and privacy.noise_by_user is not None:
-            raise BadInput(
-                "not-applicable", "an offer gives noise of each site by name, under 'noises'"
-            )
         if noises is not None:
             if privacy is None or not noises:
                 raise BadInput("no-noise", "an offer with noises needs a mechanism and sites")
             least = min(noises.values())
-            privacy.changed(noise=least, noise_by_user=tuple(noises.values()))  # refuses bad ones
+            for noise in noises.values():
+                privacy.changed(noise=noise)  # refuses bad ones
             if least != privacy.noise:
                 raise BadInput(
                     "noise-disagrees",
@@ -509,7 +498,7 @@ class Offer(ConfigTable):
                 )
         return self
 
-    def mechanism_of(self, site: str) -> Gaussian | None:
+    def mechanism_of(self, site: str) -> NoisedStep | None:
         """The mechanism at one site, with its own noise; refuses a site that has none."""
         if self.noises is None or self.privacy is None:
             return self.privacy
@@ -519,14 +508,14 @@ class Offer(ConfigTable):
             )
         return self.privacy.changed(noise=self.noises[site])
 
-    def mechanism_on(self, sites: Sequence[str]) -> Gaussian | None:
-        """The mechanism of a run of these sites, in their order."""
-        if self.noises is None or self.privacy is None:
-            return self.privacy
-        own = [self.mechanism_of(site) or self.privacy for site in sites]
-        noises = tuple(one.noise for one in own)
+    def privacy_on(self, sites: Sequence[str], limits: Gaussian | None = None) -> Gaussian | None:
+        """The privacy of a run of these sites, in their order, within these limits."""
+        if self.privacy is None:
+            return None
+        noises = tuple(one.noise for site in sites if (one := self.mechanism_of(site)))
         several = noises if len(set(noises)) > 1 else None
-        return self.privacy.changed(noise=min(noises), noise_by_user=several)
+        step = self.privacy.changed(noise=min(noises))
+        return (limits or Gaussian(noise=1.0)).with_step(step, several)
 
     def build_task(self) -> Task:
         """The task, in the schema's shape."""
@@ -624,7 +613,7 @@ def fitted_sentence(name: str) -> str:
 
 
 def fitting_cost(
-    secure: Secure | None, privacy: Gaussian | None, step: SchemaStep, users: int, count: int = 1
+    secure: Secure | None, privacy: NoisedStep | None, step: SchemaStep, users: int, count: int = 1
 ) -> FittedCost:
     """What fitting a step spends at a site that answers ``count`` times, or in a secure sum as
     often as it may be asked."""
@@ -682,28 +671,26 @@ def offer_of(
     task: TaskSettings,
     algorithm: AlgorithmSettings,
     plan: Plan,
-    privacy: Gaussian | None,
+    privacy: NoisedStep | None,
     secure: Secure | None = None,
     sites: Sequence[str] = (),
     personal: PersonalSettings | None = None,
 ) -> Offer:
-    """The offer of a run, with the plan's warm rounds resolved. Where the mechanism has noise of
-    each site, ``sites`` are their names in the same order."""
+    """The offer of a run, with the plan's warm rounds resolved. Where sites have noise of their
+    own, ``sites`` are their names in the same order."""
     warm = 0
     if algorithm.build().warm_up is not None:
         warm = round(4 / plan.user_ratio) if plan.warm_rounds is None else plan.warm_rounds
     noises = None
-    if privacy is not None and privacy.noise_by_user is not None:
+    if isinstance(privacy, Gaussian) and privacy.noise_by_user is not None:
         noises = _by_name(sites, privacy.noise_by_user)
-        privacy = privacy.changed(noise_by_user=None)
-    mechanism = None if privacy is None else Gaussian.from_json(privacy.to_json())
     settled = plan.changed(warm_rounds=warm, seed=plan.public_seed)
     return Offer(
         rows=rows,
         task=task,
         algorithm=algorithm,
         plan=settled,
-        privacy=mechanism,
+        privacy=None if privacy is None else privacy.step,
         secure=secure,
         noises=noises,
         personal=personal,

@@ -9,8 +9,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from dpscaffold.config import Run
-from dpscaffold.config.budget import Budget
+from dpscaffold.config import Gaussian, Run, make_run
 from dpscaffold.deployment.protocol.agreement import Offer, SchemaSettings
 from dpscaffold.deployment.protocol.enrolment import EnrolledRun
 from dpscaffold.engines import State
@@ -20,6 +19,7 @@ from dpscaffold.models.model import Model
 from dpscaffold.models.trained import Origin
 from dpscaffold.privacy.page import Statement
 from dpscaffold.privacy.seeds import Seed
+from dpscaffold.runs.ledger import MAY_STAY_AWAY
 from dpscaffold.tasks import Task
 from dpscaffold.tasks.metrics import METRICS
 from dpscaffold.tasks.ridge import RidgeSums
@@ -72,23 +72,28 @@ def trained(setting: Run, params: Tensor) -> tuple[Task, Tensor]:
     return task.trained(params) if isinstance(task, RidgeSums) else (task, params)
 
 
-def trial_of(offer: Offer, sizes: tuple[int, ...], budget: Budget | None = None) -> Run:
+def trial_of(offer: Offer, sizes: tuple[int, ...], limits: Gaussian | None = None) -> Run:
     """The run on sites of these sizes, to check an offer before the sites are known."""
     poisson = offer.privacy is not None and offer.privacy.sampling == "poisson"
     trial = EnrolledRun("", {}, ("any",) * len(sizes), "", sizes, declared=poisson)
-    return setting_of(offer.model_copy(update={"noises": None}), trial, budget or Budget())
+    return setting_of(offer.model_copy(update={"noises": None}), trial, limits)
 
 
-def setting_of(offer: Offer, enrolled: EnrolledRun, budget: Budget) -> Run:
-    """The run on the roster that the sites' answers made."""
-    return Run(
+def setting_of(
+    offer: Offer,
+    enrolled: EnrolledRun,
+    limits: Gaussian | None = None,
+    absent: str | None = MAY_STAY_AWAY,
+) -> Run:
+    """The run on the roster that the sites' answers made, within the limits of whoever asks."""
+    return make_run(
         roster_of(offer, enrolled),
         offer.build_task(),
         offer.build_algorithm(),
         offer.plan,
-        offer.mechanism_on(enrolled.names),
-        budget,
+        offer.privacy_on(enrolled.names, limits),
         offer.secure,
+        absent,
     )
 
 

@@ -18,8 +18,8 @@ from dpscaffold.config import (
     FactsSettings,
     Run,
     TaskSettings,
+    solve_noise,
 )
-from dpscaffold.config.budget import Budget
 from dpscaffold.config.configuration import with_one_round
 from dpscaffold.config.gaussian import Gaussian
 from dpscaffold.config.personal import PersonalSettings
@@ -113,7 +113,7 @@ class ServerConfiguration(ConfigTable):
         sizes = list((self.deploy.records or {}).values())
         if sizes:
             found["users"] = len(sizes)
-        if sizes and (self.privacy is None or self.privacy.mechanism.unit == "record"):
+        if sizes and (self.privacy is None or self.privacy.unit == "record"):
             found["records"] = sizes
         last = self.rows.prepare[-1] if self.rows.prepare else None
         norm = getattr(last, "norm", 1.0 if getattr(last, "step", "") == "unit-norm" else "none")
@@ -133,8 +133,8 @@ class ServerConfiguration(ConfigTable):
             if not sizes:
                 raise BadInput("epsilon-without-sizes", NEEDS_SIZES)
         for part in offer.parts:
-            trial_of(part, sizes, self.budget())
-        trial_of(offer, sizes, self.budget())
+            trial_of(part, sizes, self.privacy)
+        trial_of(offer, sizes, self.privacy)
         return offer
 
     def _offer(self, mechanism: Gaussian | None, plan: Plan) -> Offer:
@@ -151,7 +151,7 @@ class ServerConfiguration(ConfigTable):
             sizes = () if mechanism.unit == "user" else sizes
         offer = self._offer(mechanism, self.plan.changed(learning_rate=1.0))
         roster = EnrolledRun("", {}, tuple(records), "", sizes, declared=declared)
-        return replace(setting_of(offer, roster, self.budget()), plan=self.plan)
+        return replace(setting_of(offer, roster, self.privacy), plan=self.plan)
 
     @property
     def _settled(self) -> Plan:
@@ -177,9 +177,10 @@ class ServerConfiguration(ConfigTable):
         sizes, anybody being free to stay away."""
         if self.privacy is None:
             return None
-        given = self.privacy.mechanism.changed(secret=not self.deploy.rehearsal)
+        kept = {"secret": not self.deploy.rehearsal, "release": None, "allow": None}
         if self.privacy.epsilon is None:
-            return given
+            return self.privacy.changed(**kept)
+        given = self.privacy.changed(epsilon=None, noise=1.0, **kept)
         if not self.deploy.records:
             raise BadInput(
                 "epsilon-without-sizes",
@@ -193,16 +194,8 @@ class ServerConfiguration(ConfigTable):
                 f"deploy.records is {self.deploy.records}, and privacy.unit = 'user' hides how "
                 f"many records a site has; name the sites and write 1 for each",
             )
-        return self._on_sizes(given, self.deploy.records).calibrated(self.privacy.epsilon).privacy
-
-    def budget(self) -> Budget:
-        """The server's own limits; in a deployed run anybody may stay away."""
-        from dpscaffold.runs.ledger import MAY_STAY_AWAY
-
-        if self.privacy is None:
-            return Budget()
-        given = self.privacy.budget
-        return replace(given, absent=MAY_STAY_AWAY)
+        unsolved = self._on_sizes(given, self.deploy.records)
+        return solve_noise(unsolved, self.privacy.epsilon).privacy
 
     def scorer(self, folder: Path, rows: SchemaSettings | None = None) -> Scorer | None:
         """What scores a model on the public test data, if there are any; None while steps of the

@@ -19,8 +19,7 @@ from torch import Tensor
 from dpscaffold.algorithms import Algorithm
 from dpscaffold.algorithms.registry import ITERATIVE
 from dpscaffold.atomic import is_held
-from dpscaffold.config import Run
-from dpscaffold.config.budget import Budget
+from dpscaffold.config import Gaussian, Run
 from dpscaffold.deployment.protocol.agreement import Offer
 from dpscaffold.deployment.protocol.enrolment import EnrolledRun
 from dpscaffold.deployment.server.agreed import seed_of
@@ -148,7 +147,7 @@ def _mean(slots: Tensor, users: int, like: Tensor) -> Tensor:
 
 
 def earlier_run(
-    path: Path, offer: Offer, names: tuple[str, ...], budget: Budget, run: str = ""
+    path: Path, offer: Offer, names: tuple[str, ...], limits: Gaussian | None, run: str = ""
 ) -> EarlierRun:
     """The run in a folder, to be continued by the sites ``names`` under this offer; refuses what
     cannot be. ``run`` is the one that goes on with it, where that is known already."""
@@ -164,7 +163,7 @@ def earlier_run(
             "folder-in-use",
             f"--continue is {path}, where another process is at work; stop it first (SIGTERM)",
         )
-    refuse_others(offer, budget)
+    refuse_others(offer, limits)
     _refuse_other_plan(folder, offer)
     enrolled, checkpoint = EnrolledRun.from_dict(saved), folder.load_checkpoint()
     if checkpoint is None or not enrolled.begun:
@@ -194,13 +193,10 @@ def refuse_continued(folder: RunFolder, option: str, run: str = "") -> None:
         )
 
 
-def refuse_others(offer: Offer, budget: Budget) -> None:
+def refuse_others(offer: Offer, limits: Gaussian | None) -> None:
     """Refuse plans of which the rest is not a plan of its own for more sites."""
-    limits = {
-        "user_epsilon": budget.user_epsilon,
-        "budget_file": budget.file,
-    }
-    set_limits = [f"privacy.{name}" for name, value in limits.items() if value is not None]
+    of_one_run = ("user_epsilon", "budget_file")
+    set_limits = [f"privacy.{name}" for name in of_one_run if getattr(limits, name, None)]
     reasons = {
         "[secure] is given, and the noise of secure sums depends on all members": offer.secure,
         "privacy.epsilon is a table, and the noise of sites with budgets of their own is part of "

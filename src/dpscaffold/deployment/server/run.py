@@ -17,8 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from dpscaffold.config import Run
-from dpscaffold.config.budget import Budget
+from dpscaffold.config import Gaussian, Run
 from dpscaffold.deployment.protocol.agreement import Offer, SchemaSettings
 from dpscaffold.deployment.protocol.enrolment import (
     EnrolledRun,
@@ -88,7 +87,7 @@ class Deployment:
     post: SignedExchange
     folder: RunFolder
     config: Mapping[str, Any]
-    budget: Budget
+    limits: Gaussian | None
     patience: Patience
     scorer: Scorer | None = None
     say: Say = lambda sentence: None
@@ -106,7 +105,7 @@ class Deployment:
         """Enrol and train, or go on where the folder stands. ``continues`` is the folder of a run
         whose rounds that are left are taken, with other sites."""
         if continues is not None:
-            refuse_others(self.offer, self.budget)
+            refuse_others(self.offer, self.limits)
         while (place := self.offer.rows.unfitted) is not None:
             done = self._fit(place, names)
             if done.ended != "completed":
@@ -120,7 +119,7 @@ class Deployment:
             else:
                 enrolled = self._begun(names, continues)
             enrolled = self._enrol(enrolled)
-            setting = setting_of(self.offer, enrolled, self.budget)
+            setting = setting_of(self.offer, enrolled, self.limits)
             given = (setting, enrolled, self.post, self.patience, self._pause)
             engine = Sites(*given) if setting.sums is None else SecureSites(*given, self.folder)
             return DeployedRun(self, setting, engine).train()
@@ -142,7 +141,7 @@ class Deployment:
         enrolled = EnrolledRun.fresh(self.offer.to_dict(), names, self.records)
         if continues is not None:
             self.folder.check_free()
-            earlier = earlier_run(continues, self.offer, names, self.budget)
+            earlier = earlier_run(continues, self.offer, names, self.limits)
             enrolled = replace(enrolled, continues=earlier.enrolled.run, after=earlier.round)
         identity = Identity(enrolled.plan, "the plan; the records are the sites' own", "sites")
         self.folder.begin(to_toml(self.config), identity, self.offer.to_dict())
@@ -217,7 +216,7 @@ class Deployment:
         """Everybody has said yes to the rest of an earlier run: from here on that one is over.
         Until then it can be resumed, and a refusal has cost nothing."""
         path = Path(str((self.folder.read_json(CONTINUES) or {}).get("folder")))
-        earlier = earlier_run(path, self.offer, enrolled.names, self.budget, enrolled.run)
+        earlier = earlier_run(path, self.offer, enrolled.names, self.limits, enrolled.run)
         if (earlier.enrolled.run, earlier.round) != (enrolled.continues, enrolled.after):
             raise BadInput(
                 "earlier-run-changed",
@@ -226,7 +225,7 @@ class Deployment:
             )
         earlier.folder.lock()
         try:
-            setting = setting_of(self.offer, earlier.enrolled, self.budget)
+            setting = setting_of(self.offer, earlier.enrolled, self.limits)
             earlier.hand_over(enrolled, setting, self.folder)
         finally:
             earlier.folder.release()

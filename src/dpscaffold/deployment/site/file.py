@@ -15,7 +15,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
 from dpscaffold.algorithms.registry import AGREED
-from dpscaffold.config.gaussian import Gaussian
+from dpscaffold.config.gaussian import NoisedStep
 from dpscaffold.data.sentences import mistake_of
 from dpscaffold.deployment.protocol.messages import Refused, checked_public
 from dpscaffold.deployment.provision import host_and_port, read_toml, site_name
@@ -244,7 +244,7 @@ class Terms:
     algorithm: str
     task: str
     parameters: int
-    mechanism: Gaussian | None
+    mechanism: NoisedStep | None
     #: Parts of the algorithm with which no bound was proved.
     unproved: tuple[str, ...] = ()
     #: What is summed over the records.
@@ -274,15 +274,13 @@ class Terms:
             raise BadInput("no-privacy", "a run without privacy has no account")
         run = self.mechanism.run(
             None,
-            rounds=self.rounds,
-            local_steps=self.local_steps,
-            sizes=[records],
-            cohort_size=1,
-            batch_sizes=[batch],
-            weighting=self.weighting,
+            self,
+            [records],
+            1,
+            [batch],
             declared=declared,
             delta=delta,
-            weights=[1.0],  # a site is alone in its account, whatever its weight
+            weights=[1.0] if self.weighting == "noise" else None,  # alone in its account
         )
         return replace(run, unproved_hooks=tuple(self.unproved), query=self.query)
 
@@ -294,7 +292,7 @@ class Terms:
             "batch": batch,
             "declared": declared,
             "terms": {key: value for key, value in vars(self).items() if key not in apart},
-            "mechanism": self.mechanism.to_json() if self.mechanism else None,
+            "mechanism": self.mechanism.stored() if self.mechanism else None,
         }
         return kept if self.sums is None else kept | {"sums": vars(self.sums)}
 
@@ -339,7 +337,7 @@ def _check_sums(policy: SecurePolicy | None, terms: Terms) -> None:
         raise Refused("policy-secure", f"{sums.participants} in a sum, at least {policy.least}")
 
 
-def _check_query(policy: Policy, terms: Terms, mechanism: Gaussian) -> None:
+def _check_query(policy: Policy, terms: Terms, mechanism: NoisedStep) -> None:
     if not mechanism.noise > 0:
         raise Refused("policy-noise", f"noise {mechanism.noise}")
     if isinstance(mechanism.clip, str):

@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from dpscaffold.config.gaussian import Gaussian
+from dpscaffold.config.gaussian import NoisedStep
 from dpscaffold.deployment.protocol.messages import Refused
 from dpscaffold.deployment.site.file import Terms, read_site_file
 from dpscaffold.deployment.site.ledger import GrantedRun, SiteLedger
@@ -73,7 +73,7 @@ def _run_line(entry: GrantedRun) -> dict[str, Any]:
     if entry.grant.epsilon is not None:
         terms = Terms(
             **account["terms"],
-            mechanism=Gaussian.from_json(account["mechanism"]),
+            mechanism=NoisedStep(**account["mechanism"]),
             sums=sums_of(entry),
         )
         facts = (account["records"], account["batch"], entry.grant.delta, account["declared"])

@@ -14,9 +14,8 @@ import torch
 
 from dpscaffold.algorithms import Algorithm, Broadcast
 from dpscaffold.config import Run
-from dpscaffold.config.budget import Budget
 from dpscaffold.config.budgets import heterogeneity_of, noise_weight
-from dpscaffold.config.gaussian import Gaussian
+from dpscaffold.config.gaussian import NoisedStep
 from dpscaffold.config.plan import Plan
 from dpscaffold.deployment.protocol.agreement import Offer, names_in, read_offer
 from dpscaffold.deployment.protocol.enrolment import EnrolledRun
@@ -66,7 +65,7 @@ class OfferedWork:
         return self.offer.plan
 
     @cached_property
-    def mechanism(self) -> Gaussian | None:
+    def mechanism(self) -> NoisedStep | None:
         """The noised query, with this site's own noise."""
         return self.offer.mechanism_of(self.name)
 
@@ -187,7 +186,7 @@ class OfferedWork:
         """The streams of this site's batches and noise, without and with secret noise."""
         return {secret: Randomness(self.plan.public_seed, secret) for secret in (False, True)}
 
-    def _row(self, round: int, user: int, mechanism: Gaussian | None) -> Row:
+    def _row(self, round: int, user: int, mechanism: NoisedStep | None) -> Row:
         streams = self._streams[mechanism is not None and mechanism.secret]
         weight, size = self._weight(user, mechanism), len(self.held)
         return Row(
@@ -202,7 +201,7 @@ class OfferedWork:
             noise_weight=weight,
         )
 
-    def _weight(self, user: int, mechanism: Gaussian | None) -> float | None:
+    def _weight(self, user: int, mechanism: NoisedStep | None) -> float | None:
         """The site's weight in means where it is by noise; a secure sum has its own."""
         if self.plan.weighting != "noise" or self.secure:
             return None
@@ -245,7 +244,7 @@ def terms_of(work: OfferedWork) -> Terms:
 def sum_setting(offer: Offer, members: Members, declared: bool) -> Run:
     """A run with secure sums on its roster, as the server and every member describe it."""
     enrolled = EnrolledRun("", {}, members.names, "", members.sizes, declared=declared)
-    return setting_of(offer, enrolled, Budget())
+    return setting_of(offer, enrolled)
 
 
 def sum_terms(work: OfferedWork, name: str, members: Members, least: int) -> SumTerms:
@@ -355,7 +354,7 @@ def adds_or_removes(file: SiteFile, offer: Offer) -> bool:
     privacy = offer.privacy
     if file.records is None or privacy is None or hides_sizes(offer):
         return False
-    return privacy.sampling == "poisson" and privacy.neighbours != "zero-out"
+    return privacy.sampling == "poisson"
 
 
 def noted_size(held: SiteRecords, file: SiteFile, offer: Offer) -> SiteRecords:
@@ -378,8 +377,6 @@ def public_size(file: SiteFile, offer: Offer, held: SiteRecords) -> tuple[int, b
     stays here."""
     if adds_or_removes(file, offer):
         return file.records or 1, True
-    if offer.privacy is not None and offer.privacy.neighbours == "add-remove":
-        raise Refused("policy-sampling", "declare 'records' in site.toml for add-remove")
     if file.records is not None and not hides_sizes(offer):
         return file.records, False
     return len(held), False

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpscaffold.config.gaussian import Gaussian
+from dpscaffold.config.gaussian import NoisedStep
 from dpscaffold.config.plan import Plan
 from dpscaffold.config.secure import SumPlan
 from dpscaffold.privacy.mechanism import Sampling
@@ -37,7 +37,7 @@ class Row:
     records: int
     batch: int
     plan: Plan
-    privacy: Gaussian | None
+    privacy: NoisedStep | None
     randomness: Randomness
     step_size: float
     run: int = 0

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dpscaffold.algorithms import Algorithm, Broadcast, Participant, Slots, Upload
 from dpscaffold.algorithms.affine import understood
-from dpscaffold.config.gaussian import Gaussian
+from dpscaffold.config.gaussian import NoisedStep
 from dpscaffold.engines.fast.devices import BatchOverflow, draws_on, on_device
 from dpscaffold.engines.fast.graphs import Graphs
 from dpscaffold.engines.fast.scripted import scripted_steps
@@ -97,7 +97,7 @@ def _column(device: torch.device, values: Sequence[float]) -> Tensor:
     return torch.tensor(values, dtype=torch.float32, device=device)[:, None]
 
 
-def _clip_of(mechanisms: Sequence[Gaussian], device: torch.device) -> Clip:
+def _clip_of(mechanisms: Sequence[NoisedStep], device: torch.device) -> Clip:
     """The bounds C of the rows, (U,); None without privacy."""
     if not mechanisms:
         return None
@@ -105,7 +105,7 @@ def _clip_of(mechanisms: Sequence[Gaussian], device: torch.device) -> Clip:
     return _column(device, clips)[:, 0] if clips else "median"
 
 
-def _noise_of(mechanisms: Sequence[Gaussian], device: torch.device) -> Tensor | None:
+def _noise_of(mechanisms: Sequence[NoisedStep], device: torch.device) -> Tensor | None:
     """The noise of the rows, (U, 1); None where no row has any."""
     noises = [one.noise for one in mechanisms]
     return _column(device, noises) if max(noises, default=0.0) > 0 else None

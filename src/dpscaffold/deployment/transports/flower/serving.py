@@ -99,7 +99,7 @@ def run_deployed(
         post,
         RunFolder(out),
         settings.resolved(),
-        settings.budget(),
+        settings.privacy,
         settings.patience,
         scorer=settings.scorer(config.resolve().parent),
         scorer_of=lambda rows: settings.scorer(config.resolve().parent, rows),
