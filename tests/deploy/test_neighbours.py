@@ -245,7 +245,7 @@ class Tables(World):
     def __init__(self, folder: Path, files: list[bytes], declared=None, **more) -> None:
         self.files, self.declared = files, declared
         data = federation((8,) * len(files), classes=2)
-        if (privacy := more.get("privacy")) and privacy.neighbours == "add-remove":
+        if (privacy := more.get("privacy")) and declared and privacy.sampling == "poisson":
             data = data.declaring(declared)
         super().__init__(folder, data=data, user_ratio=1.0, rounds=2, **more)
         self.rows = TABLE
@@ -483,7 +483,7 @@ def test_the_check_says_that_there_are_more_records_than_declared(site):
     text = site.read_text().replace("\n[data]", "records = 39\n\n[data]", 1)
     site.write_text(text)
     plan = site.parent.parent / "plan.toml"
-    plan.write_text(PLAN + 'sampling = "poisson"\nneighbours = "add-remove"\n')
+    plan.write_text(PLAN + 'sampling = "poisson"\n')
     code, found = checked(site, "--offer", str(plan))
     wrong = [sentence for sentence, fine in found.items() if not fine]
     assert code == 1 and len(wrong) == 1

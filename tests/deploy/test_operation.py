@@ -91,7 +91,7 @@ def test_the_ledger_quotes_the_cap(site):
         "terms": {
             key: value for key, value in vars(terms).items() if key not in ("mechanism", "sums")
         },
-        "mechanism": vars(mechanism),
+        "mechanism": mechanism.step.stored(),
     }
     ledger.reserve(GrantedRun("ab" * 16, "plan", SiteGrant(7, 0.8, 1e-7), account))
     ledger.begin("ab" * 16, "fixed")

@@ -102,7 +102,7 @@ def test_a_site_that_the_offer_gives_no_noise_refuses(tmp_path):
         {"noises": {"north": 25.0, "east": 60.0, "west": 30.0}},
         {"noises": {"north": "20", "east": 60.0, "west": 30.0}},
         {"noises": {"north": True, "east": 60.0, "west": 30.0}},
-        {"privacy": SECRET.to_json()},
+        {"privacy": SECRET.stored()},
     ],
     ids=str,
 )

@@ -70,7 +70,7 @@ def gaussian_delta(epsilon: float, multiplier: float) -> float:
 
 @pytest.mark.parametrize("secure", [False, True], ids=["plain", "secure"])
 def test_the_ledger_has_the_epsilon_of_one_bounded_sum(tmp_path, secure):
-    """Zero-out: a record moves the sum by C, and noise has 2Cσ_g. In a sum of four sites, one of
+    """Add-remove: a record moves the sum by C, and noise has 2Cσ_g. In a sum of four sites, one of
     whom colludes, three add noise."""
     world = world_of(tmp_path, SECRET.changed(sampling="poisson"), secure=secure)
     world.enrol()
@@ -79,7 +79,7 @@ def test_the_ledger_has_the_epsilon_of_one_bounded_sum(tmp_path, secure):
     assert reserved.participations == 1
     assert reserved.account["terms"]["query"] == "sums"
     line, delta = _run_line(reserved), reserved.grant.delta
-    assert line["neighbours"].endswith("(zero-out)")
+    assert line["neighbours"].endswith("(add-remove)")
     assert gaussian_delta(line["epsilon_spent"], 10.0 * (3**0.5 if secure else 1)) == pytest.approx(
         delta, rel=0.03
     )

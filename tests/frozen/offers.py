@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from dpscaffold.config.gaussian import Gaussian
+from dpscaffold.config.gaussian import NoisedStep
 from dpscaffold.deployment.protocol.agreement import read_offer
 from dpscaffold.deployment.protocol.messages import Refused
 from dpscaffold.deployment.site import file, secure
@@ -123,7 +123,7 @@ def _policy(given: Mapping[str, Any]) -> Policy:
 def _terms(plain: Mapping[str, Any]) -> Terms:
     mechanism, sums = plain["mechanism"], plain["sums"]
     if mechanism is not None:
-        mechanism = Gaussian.from_json(_known(Gaussian, mechanism))
+        mechanism = NoisedStep(**_known(NoisedStep, mechanism))
     given = {
         **_known(Terms, plain),
         "unproved": tuple(plain["unproved"]),

@@ -292,7 +292,7 @@ class Terms:
             "batch": batch,
             "declared": declared,
             "terms": {key: value for key, value in vars(self).items() if key not in apart},
-            "mechanism": self.mechanism.stored() if self.mechanism else None,
+            "mechanism": self.mechanism.step.stored() if self.mechanism else None,
         }
         return kept if self.sums is None else kept | {"sums": vars(self.sums)}
 
