@@ -330,7 +330,7 @@ def test_one_record_more_moves_noised_values_alone(tmp_path: Path, user: int) ->
     data = federation((9, 9, 9, 9, 9, 9))
     x, y = data.train.of(user)
     more = with_user(data, user, (torch.cat([x, 5 * x[:1]]), torch.cat([y, y[:1]])))
-    kind = {"sampling": "poisson", "neighbours": "add-remove"}
+    kind = {"sampling": "poisson"}
     one, other = (
         in_python(tmp_path / name, table.declaring(12), **kind)
         for name, table in (("one", with_user(data, user, (x, y))), ("other", more))

@@ -313,7 +313,6 @@ def test_a_hostile_server_gets_no_more_than_the_grant(tmp_path):
         ({"privacy": {"unit": "user", "sampling": "fixed"}}, "policy-unit"),
         ({"privacy": {"secret": False}}, "policy-unprotected"),
         ({"privacy": {"clip": "median"}}, "policy-clip"),
-        ({"privacy": {"neighbours": "add-remove", "sampling": "poisson"}}, "policy-sampling"),
         ({"task": {"module": "os:getcwd"}}, "policy-model"),
         ({"task": {"loss": "logistic"}}, "policy-model"),
         ({"algorithm": {"name": "os:getcwd"}}, "policy-algorithm"),

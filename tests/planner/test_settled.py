@@ -64,7 +64,7 @@ def toml(algorithm: str = "", **more: dict[str, object]) -> str:
     "tables",
     [
         toml(),
-        toml(privacy={"neighbours": "replace-one"}),
+        toml(privacy={"sampling": "fixed"}),
         toml("fedavg", privacy={"view": "third-party", "sampling": "fixed"}),
         toml("fedavg", privacy={"view": "participant", "sampling": "fixed"}),
         toml("fedavg", privacy={"view": "participant", "sampling": "fixed", "colluders": 2}),

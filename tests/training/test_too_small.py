@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from dpscaffold import Gaussian, Logistic, Plan, fedavg, scaffold, train
 from dpscaffold.cli import app
-from dpscaffold.config import Run
+from dpscaffold.config import make_run
 from dpscaffold.errors import Diverged
 from dpscaffold.federation.roster import Roster
 from dpscaffold.privacy.preparation import COUNTED
@@ -71,7 +71,7 @@ def test_a_step_size_does_not_tell_sizes_that_are_hidden():
     """With a user as unit R_i is private, and η₀ is no function of it."""
     private = Gaussian(noise=4.0, unit="user")
     rates = {
-        Run(Roster(sizes, (), federation().roster.schema, "t"), Logistic(4, 3), fedavg(), Plan(
+        make_run(Roster(sizes, (), federation().roster.schema, "t"), Logistic(4, 3), fedavg(), Plan(
             rounds=3, local_steps=2, user_ratio=1.0), private).settled.learning_rate
         for sizes in ((30, 40, 50), (9, 700, 20))
     }  # fmt: skip
