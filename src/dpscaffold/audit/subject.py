@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dpscaffold.algorithms import Algorithm
 from dpscaffold.audit.canary import Pair, clipped_at, federation_of, make_pair, small
-from dpscaffold.config import Run, load
+from dpscaffold.config import Run, load, make_run
 from dpscaffold.config.gaussian import Gaussian
 from dpscaffold.config.plan import Plan
 from dpscaffold.config.secure import Secure

@@ -351,6 +351,7 @@ def of_statement(given: Mapping[str, Any]) -> Said:
     with TemporaryDirectory() as folder:
         text = json.dumps(given["config"]).replace("{folder}", folder)
         config = json.loads(text)
+        config.get("privacy", {}).pop("neighbours", None)  # the sampling decides
         Path(folder, "visits.csv").write_text(statements.table(), encoding="utf-8")
         if given["budget"]:
             BudgetFile.open(Path(folder, "budget.jsonl"), **given["budget"])

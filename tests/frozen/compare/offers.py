@@ -53,8 +53,14 @@ def of_case(
 
 def _other_terms(old: dict[str, Any], new: dict[str, Any]) -> str:
     """Which numbers of the terms are others; those that are gone are none."""
-    other = [key for key, value in new.items() if not same(value, old.get(key))]
+    other = [key for key, value in new.items() if not same(value, _known(old.get(key), value))]
     return f"other terms: {', '.join(other)}" if other else ""
+
+
+def _known(old: Any, new: Any) -> Any:
+    """What was said, of a table without the keys that are gone."""
+    tables = isinstance(old, dict) and isinstance(new, dict)
+    return {key: value for key, value in old.items() if key in new} if tables else old
 
 
 def _permitted(old: int, new: int) -> str:
