@@ -30,7 +30,6 @@ is not bounded.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -67,11 +66,6 @@ def decayed_sums(probs: NDArray[np.float64], interval: float) -> NDArray[np.floa
     >>> decayed_sums(np.array([1.0, 0.0, 1.0]), math.log(2.0)).tolist()
     [1.0, 0.5, 1.25]
     """
-    if interval > 1:  # terms below e^{−40} are lost in rounding; without them δ(ε) is larger
-        sums = probs.copy()
-        for k in range(1, min(int(40 / interval) + 1, len(probs))):
-            sums[k:] += math.exp(-k * interval) * probs[:-k]
-        return sums
     sums = np.empty_like(probs)
     width = max(1, int(30 / interval))
     growth = np.exp(interval * np.arange(min(width, len(probs))))
@@ -189,7 +183,7 @@ class Loss:
             return self
         if times == 0:
             return Loss(self.interval, 0, np.ones(1), 0.0)
-        low, high = _window([self.probs], [times])
+        low, high = _window(self.probs, times)
         length = high - low + 1
         if length > LONGEST:
             return self.coarser(math.ceil(length / LONGEST)).power(times)
@@ -237,8 +231,7 @@ class Loss:
         if factor <= 1:
             return self
         indices = -((-(self.lowest + np.arange(len(self.probs)))) // factor)
-        probs: Array = np.bincount(indices - indices[0], weights=self.probs).astype(np.float64)
-        return Loss(self.interval * factor, int(indices[0]), probs, self.infinite)
+        return self._moved(self.interval * factor, indices)
 
     def on_grid(self, interval: float) -> Loss:
         """The same law on any other grid, every loss rounded up.
@@ -249,6 +242,10 @@ class Loss:
         (-1, [0.25, 0.0, 0.0, 0.75])
         """
         indices = np.ceil(self.losses / interval).astype(np.int64)
+        return self._moved(interval, indices)
+
+    def _moved(self, interval: float, indices: NDArray[np.int64]) -> Loss:
+        """This law with every loss at its place on another grid."""
         probs: Array = np.bincount(indices - indices[0], weights=self.probs).astype(np.float64)
         return Loss(interval, int(indices[0]), probs, self.infinite)
 
@@ -270,29 +267,24 @@ def privacy_parameters(epsilon: float, delta: float, interval: float) -> Loss:
     return Loss(interval, -index, probs, delta)
 
 
-def _window(parts: Sequence[Array], times: Sequence[int]) -> tuple[int, int]:
-    """Indices that hold all but TAIL of the convolution's mass on each side, by Chernoff's
+def _window(probs: Array, times: int) -> tuple[int, int]:
+    """Indices that hold all but TAIL of the n-fold convolution's mass on each side, by Chernoff's
     inequality.
 
     P[S ≥ a] ≤ e^{−ta}·E[e^{tS}] for every t > 0: take the smallest a over a range of t around the
     best one for a Gaussian of the same variance, from far below to far above it.
     """
-    low = 0
-    high = sum((len(p) - 1) * n for p, n in zip(parts, times, strict=True))
-    variance = 0.0
-    for p, n in zip(parts, times, strict=True):
-        index = np.arange(len(p))
-        mean = float(np.dot(index, p)) / max(float(p.sum()), 1e-300)
-        variance += n * float(np.dot((index - mean) ** 2, p))
-    need = -math.log(TAIL)
+    index = np.flatnonzero(probs > 0)
+    mass = probs[index]
+    mean = float(np.dot(index, mass)) / max(float(mass.sum()), LEAST)
+    variance = times * float(np.dot((index - mean) ** 2, mass))
+    low, high = 0, (len(probs) - 1) * times
+
+    need, logs = -math.log(TAIL), np.log(mass)
     best = math.sqrt(2 * need / max(variance, 1e-12))
     for t in best * np.geomspace(1e-3, 2.0, 28):
-        up = down = need
-        for p, n in zip(parts, times, strict=True):
-            positive = p > 0
-            index, logs = np.arange(len(p))[positive], np.log(p[positive])
-            up += n * _log_sum(logs + t * index)
-            down += n * _log_sum(logs - t * index)
+        up = need + times * _log_sum(logs + t * index)
+        down = need + times * _log_sum(logs - t * index)
         high = min(high, math.ceil(up / t))
         low = max(low, math.floor(-down / t))
     return min(low, high), high
@@ -313,12 +305,6 @@ def _rounding(spectrum: NDArray[np.complex128], probs: Array, times: int, size: 
     error = np.finfo(float).eps * math.log2(max(size, 2)) * float(np.linalg.norm(probs))
     growth = np.minimum(np.abs(spectrum), 1.0) ** (times - 1)
     return times * error * math.sqrt(2 * float(np.dot(growth, growth)))
-
-
-def ndtr(x: Array | float) -> Array:
-    """Φ, the standard normal distribution function; scipy.special is loaded when first asked."""
-    values: Array = scipy.special.ndtr(x)
-    return values
 
 
 def step_losses(
@@ -342,8 +328,8 @@ def step_losses(
     sigma = noise if sampling == "fixed" else 2.0 * noise
     h = interval if interval is not None else grid_interval(rate, sigma, sampling)
     if sampling == "fixed":
-        return (_symmetric(rate, sigma, h),)
-    return _remove(rate, sigma, h), _add(rate, sigma, h)
+        return (_fixed(rate, sigma, h),)
+    return _poisson(rate, sigma, h)
 
 
 def grid_interval(rate: float, sigma: float, sampling: str) -> float:
@@ -385,13 +371,15 @@ def _point(loss: Array, rate: float, sigma: float) -> Array:
 def _masses(edges: Array) -> Array:
     """N(0, 1) mass between consecutive edges, from the nearer tail so that small ones stay
     exact."""
-    low, high = edges[:-1], edges[1:]
-    return np.where(low > 0, ndtr(-low) - ndtr(-high), ndtr(high) - ndtr(low))
+    below, above = scipy.special.ndtr(edges), scipy.special.ndtr(-edges)
+    masses: Array = np.where(edges[:-1] > 0, above[:-1] - above[1:], below[1:] - below[:-1])
+    return masses
 
 
 def _interval_masses(index: Array, rate: float, sigma: float, h: float) -> tuple[Array, Array]:
-    """P- and Q-mass of x between the losses h·index, with the ends ±∞ left to the caller."""
-    x = _point(h * index, rate, sigma)
+    """P- and Q-mass of x between the losses h·index, what lies below the first and above the last
+    included: the first and the last entry of each."""
+    x = np.concatenate([[-np.inf], _point(h * index, rate, sigma), [np.inf]])
     null, moved = _masses(x / sigma), _masses((x - 1) / sigma)
     return (1 - rate) * null + rate * moved, null
 
@@ -411,54 +399,37 @@ def _connect(p: Array, q: Array, index: Array, h: float) -> Array:
     return probs
 
 
-def _symmetric(rate: float, sigma: float, h: float) -> Loss:
+def _fixed(rate: float, sigma: float, h: float) -> Loss:
     """Fixed-size batches: positive losses of (1−q)N(0)+qN(1) against N(0), their mirror, the rest
     at 0."""
     top = max(1, math.ceil(float(_loss(np.array([1 + REACH * sigma]), rate, sigma)[0]) / h))
     index = np.arange(top + 1, dtype=float)
     p, q = _interval_masses(index, rate, sigma, h)
-    positive = _connect(p, q, index, h)
-    x_top = float(_point(np.array([h * top]), rate, sigma)[0])
-    beyond = (1 - rate) * float(ndtr(-x_top / sigma)) + rate * float(ndtr(-(x_top - 1) / sigma))
+    positive = _connect(p[1:-1], q[1:-1], index, h)
+
     probs = np.zeros(2 * top + 1)
     probs[top:] += positive
     probs[top::-1] += positive * np.exp(-h * index)
-    probs[top] += (1 - rate) * float(1 - 2 * ndtr(-0.5 / sigma))
-    probs[0] += float(ndtr(-x_top / sigma))  # losses below the grid, moved up to its end
-    return Loss(h, -top, probs, beyond)
+    probs[top] += (1 - rate) * float(1 - 2 * scipy.special.ndtr(-0.5 / sigma))
+    probs[0] += q[-1]  # losses below the grid, moved up to its end
+    return Loss(h, -top, probs, float(p[-1]))
 
 
-def _remove(rate: float, sigma: float, h: float) -> Loss:
-    """Poisson, the record present in P: (1−q)N(0)+qN(1) against N(0)."""
-    index, p, q, outside = _table(rate, sigma, h)
-    probs = _connect(p, q, index, h)
-    probs[0] += outside["below_p"]
-    return Loss(h, int(index[0]), probs, outside["above_p"])
-
-
-def _add(rate: float, sigma: float, h: float) -> Loss:
-    """Poisson, the record absent from P: N(0) against (1−q)N(0)+qN(1); the loss changes sign."""
-    index, p, q, outside = _table(rate, sigma, h)
-    probs = _connect(q[::-1], p[::-1], -index[::-1], h)
-    probs[0] += outside["above_q"]
-    return Loss(h, -int(index[-1]), probs, outside["below_q"])
-
-
-def _table(rate: float, sigma: float, h: float) -> tuple[Array, Array, Array, dict[str, float]]:
-    """Interval masses over all losses from the smallest that matters to the largest, and the
-    rest."""
+def _poisson(rate: float, sigma: float, h: float) -> tuple[Loss, Loss]:
+    """Poisson batches: the record in P, (1−q)N(0)+qN(1) against N(0), and the record in Q, where
+    the loss changes its sign."""
     ends = _loss(np.array([-REACH * sigma, 1 + REACH * sigma]), rate, sigma)
     index = np.arange(math.floor(ends[0] / h), math.ceil(ends[1] / h) + 1, dtype=float)
     p, q = _interval_masses(index, rate, sigma, h)
-    low, high = _point(h * index[[0, -1]], rate, sigma)
-    outside = {
-        "below_p": (1 - rate) * float(ndtr(low / sigma)) + rate * float(ndtr((low - 1) / sigma)),
-        "below_q": float(ndtr(low / sigma)),
-        "above_p": (1 - rate) * float(ndtr(-high / sigma))
-        + rate * float(ndtr(-(high - 1) / sigma)),
-        "above_q": float(ndtr(-high / sigma)),
-    }
-    return index, p, q, outside
+
+    removed = _connect(p[1:-1], q[1:-1], index, h)
+    removed[0] += p[0]
+    added = _connect(q[-2:0:-1], p[-2:0:-1], -index[::-1], h)
+    added[0] += q[-1]
+    return (
+        Loss(h, int(index[0]), removed, float(p[-1])),
+        Loss(h, -int(index[-1]), added, float(q[0])),
+    )
 
 
 @lru_cache(maxsize=64)

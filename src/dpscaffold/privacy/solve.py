@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.accounting import epsilon, losses
@@ -16,6 +17,8 @@ from dpscaffold.privacy.preparation import Cost
 
 #: The noise is found to this relative precision, upwards.
 PRECISION = 1e-3
+#: Between two noises that are tried first, on a logarithmic scale.
+STEP = math.log(4.0)
 
 
 def solve_noise(
@@ -169,13 +172,10 @@ def _least_noise(
     """The smallest noise with which ``spent``, which falls with it, is at most ``target``."""
     from scipy.optimize import brentq
 
-    seen: dict[float, float] = {}
-
+    @cache
     def of(log_noise: float) -> float:
-        if log_noise not in seen:
-            # A logarithm and back may end beyond the range of noise by a rounding.
-            seen[log_noise] = spent(min(max(math.exp(log_noise), least_stated), MOST_NOISE))
-        return seen[log_noise]
+        # A logarithm and back may end beyond the range of noise by a rounding.
+        return spent(min(max(math.exp(log_noise), least_stated), MOST_NOISE))
 
     # What is reported as 0 has no logarithm; whatever represents it lies below the target.
     least = min(1e-12, target / 2)
@@ -194,24 +194,22 @@ def _bracket(
     spent: Callable[[float], float], target: float, goal: str, least_stated: float
 ) -> tuple[float, float]:
     """log σ below and above which the target is met."""
-    step, least, most = math.log(4.0), math.log(least_stated), math.log(MOST_NOISE)
-    low = max(0.0, least)
+    least, most = math.log(least_stated), math.log(MOST_NOISE)
+    low = high = max(0.0, least)
+    while spent(low) <= target and low > least:
+        low, high = max(low - STEP, least), low
+    while spent(high) > target and high < most:
+        low, high = high, min(high + STEP, most)
     if spent(low) <= target:
-        while low > least:
-            high, low = low, max(low - step, least)
-            if spent(low) > target:
-                return low, high
         raise BadInput(
             "goal-too-weak",
             f"{goal} is met with a noise below {least_stated:.3g}; a budget that large hides "
             f"nothing, give a smaller one",
         )
-    while spent(min(low + step, most)) > target:
-        low += step
-        if low >= most:
-            raise BadInput(
-                "goal-not-met",
-                f"{goal} is not met by any noise up to {MOST_NOISE:g}; give a larger one, or fewer "
-                f"rounds",
-            )
-    return low, min(low + step, most)
+    if spent(high) > target:
+        raise BadInput(
+            "goal-not-met",
+            f"{goal} is not met by any noise up to {MOST_NOISE:g}; give a larger one, or fewer "
+            f"rounds",
+        )
+    return low, high
