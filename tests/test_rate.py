@@ -12,15 +12,14 @@ from hypothesis import strategies as st
 
 from dpscaffold import Federation, Gaussian, Linear, Logistic, Plan, fedavg, scaffold
 from dpscaffold.algorithms import with_adam, with_momentum
-from dpscaffold.config import Run
-from dpscaffold.config.noise import dominating_site, round_noise
+from dpscaffold.config import Run, make_run, solve_noise
+from dpscaffold.config.noise import dominating_site
 from dpscaffold.config.rate import (
     CURVATURE,
     DEEP,
     MOST_DRIFTING,
     MOST_NOISE,
     MOST_STEPS,
-    choose_rate,
 )
 from dpscaffold.data.prepared import ClipNorm
 from dpscaffold.planning import Facts
@@ -45,7 +44,14 @@ def public(
     roster = Facts(sizes, 6, classes).roster
     roster = replace(roster, schema=replace(roster.schema, preparation=(ClipNorm(norm),)))
     task = Logistic(6, classes) if classes else Linear(6, 1, LOSSES["squared"])
-    return Run(roster, task, fedavg(), PLAN.changed(**plan), Gaussian(CLIP, noise, "poisson"))
+    return make_run(roster, task, fedavg(), PLAN.changed(**plan), Gaussian(CLIP, noise, "poisson"))
+
+
+def rate_of(run: Run) -> float:
+    """The step size that is chosen for a run."""
+    chosen = replace(run, plan=run.plan.changed(learning_rate=None)).settled.learning_rate
+    assert chosen is not None
+    return chosen
 
 
 @settings(max_examples=30, deadline=None)
@@ -58,7 +64,7 @@ def public(
 def test_the_noise_of_a_score_stays_below_its_limit(sizes, noise, norm, classes):
     """Worked out by hand: T steps of length η, each with the noise of all sites' 2Cσ_g in the sum
     of all records."""
-    rate = choose_rate(public(tuple(sizes), noise, classes, norm))
+    rate = rate_of(public(tuple(sizes), noise, classes, norm))
     each = 2 * CLIP * noise * math.sqrt(len(sizes)) / sum(sizes)
     score = rate * each * math.sqrt(50) * norm * (math.sqrt(2) if classes else 1)
     bend = (0.5 if classes else 1.0) * (norm**2 + 1)
@@ -90,8 +96,8 @@ def test_the_step_size_follows_the_real_sizes():
     do."""
     alike = public(HOSPITALS, noise=100.0, weighting="uniform")
     without = public(HOSPITALS[:-1], noise=100.0, weighting="uniform")
-    assert choose_rate(alike) < 0.2 * choose_rate(without)
-    rates = [choose_rate(public(sizes, noise=100.0)) for sizes in (HOSPITALS, HOSPITALS[:-1])]
+    assert rate_of(alike) < 0.2 * rate_of(without)
+    rates = [rate_of(public(sizes, noise=100.0)) for sizes in (HOSPITALS, HOSPITALS[:-1])]
     assert rates[0] == pytest.approx(rates[1], rel=0.1)
 
 
@@ -114,9 +120,7 @@ def test_the_step_size_follows_the_real_sizes():
 )
 def test_under_noise_the_step_size_follows_the_noise_that_scores_gather(change, factor):
     loud = public((50, 60), noise=1000.0)
-    assert choose_rate(replace(loud, **change)) == pytest.approx(
-        factor * choose_rate(loud), rel=0.05
-    )
+    assert rate_of(replace(loud, **change)) == pytest.approx(factor * rate_of(loud), rel=0.05)
 
 
 def test_without_noise_curvature_and_drift_limit_it():
@@ -127,14 +131,14 @@ def test_without_noise_curvature_and_drift_limit_it():
         *((10, scaffold(), 10), (500, scaffold(), MOST_STEPS)),
     ):
         plan = PLAN.changed(local_steps=steps, regularisation=0.5)
-        rate = choose_rate(replace(plain, plan=plan, algorithm=rule))
+        rate = rate_of(replace(plain, plan=plan, algorithm=rule))
         assert rate == pytest.approx(length / (bend + 0.5), rel=0.05)
 
 
 def test_rows_without_a_promised_norm_are_those_of_standardised_features():
     free = Facts((50, 60), 6, 2).roster
     run = replace(public((50, 60), norm=math.sqrt(6)), roster=free)
-    assert choose_rate(run) == choose_rate(public((50, 60), norm=math.sqrt(6)))
+    assert rate_of(run) == rate_of(public((50, 60), norm=math.sqrt(6)))
 
 
 def test_it_is_the_same_whatever_the_records_and_is_chosen_again_with_other_noise():
@@ -144,15 +148,17 @@ def test_it_is_the_same_whatever_the_records_and_is_chosen_again_with_other_nois
         for _ in range(2)
     ]
     made = [Federation.from_arrays(parts, parts, classes=3) for parts in data]
-    runs = [Run(f.roster, Logistic(6, 3), scaffold(), Plan(), Gaussian(1.0, 2.0)) for f in made]
+    runs = [
+        make_run(f.roster, Logistic(6, 3), scaffold(), Plan(), Gaussian(1.0, 2.0)) for f in made
+    ]
     assert runs[0].settled == runs[1].settled and runs[0].plan.learning_rate is None
-    quiet = runs[0].calibrated(50.0)
-    assert quiet.settled.learning_rate == choose_rate(quiet) != runs[0].settled.learning_rate
+    quiet = solve_noise(runs[0], 50.0)
+    assert quiet.settled.learning_rate == rate_of(quiet) != runs[0].settled.learning_rate
 
 
 def test_a_round_has_the_noise_of_its_participants():
     run = public((100, 100, 100, 100), user_ratio=0.5, weighting="uniform")
-    assert round_noise(run) == pytest.approx(2 * CLIP * 10 / 100 / math.sqrt(2))
+    assert run.round_noise == pytest.approx(2 * CLIP * 10 / 100 / math.sqrt(2))
 
 
 def test_a_site_whose_noise_dominates_is_named_with_what_helps():

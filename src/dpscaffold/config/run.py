@@ -26,7 +26,7 @@ from dpscaffold.config.budgets import (
 from dpscaffold.config.gaussian import Gaussian, NoisedStep
 from dpscaffold.config.identity import algorithm_identity, task_identity
 from dpscaffold.config.plan import ONE_ROUND, Plan
-from dpscaffold.config.rate import choose_rate
+from dpscaffold.config.rate import PublicNumbers, choose_rate
 from dpscaffold.config.secure import Secure, SumPlan
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.roster import Roster
@@ -147,6 +147,29 @@ class Run:
         return spread * (noises / privacy.noise)
 
     @cached_property
+    def site_noise(self) -> Tensor:
+        """The standard deviation of every user's noise as a round's mean counts it, (M,):
+        2Cσ_i/b_i, times w_i/w̄ where the mean is weighted. Zeros where nothing is noised."""
+        if self.privacy is None or self.privacy.noise == 0:
+            return torch.zeros(self.users, dtype=torch.float64)
+        noise: Tensor = self.spreads()[:, 0] * self.weights / self.weights.mean()
+        return noise
+
+    @property
+    def round_noise(self) -> float:
+        """The standard deviation of the noise on one coordinate of a round's mean gradient, taken
+        over the m participants of a round and one local step.
+
+        >>> from dpscaffold import Gaussian, Logistic, Plan, fedavg, synthetic
+        >>> plan = Plan(local_steps=1, user_ratio=1.0, data_ratio=1.0, weighting="records")
+        >>> roster = synthetic(users=4, records=50).roster
+        >>> run = Run(roster, Logistic(40, 10), fedavg(), plan, Gaussian(1.0, 10.0, "poisson"))
+        >>> round(run.round_noise, 9)  # 2Cσ_g/R_i = 0.5 for each of four sites
+        0.25
+        """
+        return math.sqrt(float(self.site_noise.square().mean()) / self.cohort_size)
+
+    @cached_property
     def users(self) -> int:
         """M."""
         return len(self.sizes)
@@ -199,7 +222,13 @@ class Run:
         numbers of this run, which are public."""
         if self.plan.learning_rate is not None:
             return self.plan
-        return self.plan.changed(learning_rate=choose_rate(self))
+        given = (self.task, self.roster.schema, self.algorithm, self.plan)
+        known = PublicNumbers(*given)
+        if self.privacy is not None and self.privacy.noise > 0:
+            clip = 1.0 if isinstance(self.privacy.clip, str) else self.privacy.clip
+            noised = replace(self, privacy=self.privacy.changed(clip=clip))
+            known = PublicNumbers(*given, clip, noised.round_noise)
+        return self.plan.changed(learning_rate=choose_rate(known))
 
     @cached_property
     def averaged_from(self) -> float:
@@ -338,7 +367,7 @@ def make_run(
     nowhere else; where the algorithm takes bounded sums, they are its task.
 
     >>> from dpscaffold import Logistic, fedavg, synthetic
-    >>> roster = synthetic(users=4, records=50).roster
+    >>> roster = synthetic(users=10, records=50).roster
     >>> asked = Gaussian(epsilon=1.0, delta=1e-3)
     >>> make_run(roster, Logistic(40, 10), fedavg(), Plan(), asked).privacy.epsilon is None
     True

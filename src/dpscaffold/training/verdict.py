@@ -14,7 +14,7 @@ import torch
 from dpscaffold.algorithms import scaffold_balanced
 from dpscaffold.config import Run, solve_noise
 from dpscaffold.config.budgets import Epsilon
-from dpscaffold.config.noise import dominating_site, round_noise, site_noise
+from dpscaffold.config.noise import dominating_site
 from dpscaffold.federation.roster import FEW_USERS
 from dpscaffold.federation.schema import Target
 from dpscaffold.privacy.page import Statement
@@ -190,10 +190,10 @@ def _noise(setting: Run) -> float:
     """The deviation of the noise of all rounds on one coordinate, as a multiple of the largest
     signal: T·K steps along gradients of norm C. Plain controls add the mean of all sites'."""
     assert setting.privacy is not None
-    variance = round_noise(setting) ** 2
+    variance = setting.round_noise**2
     if _keeps_noise(setting):
         equal = setting.plan.changed(weighting="uniform")
         uniform = replace(setting, plan=equal)
-        variance = 2 * variance + float(site_noise(uniform).square().mean()) / setting.users
+        variance = 2 * variance + float(uniform.site_noise.square().mean()) / setting.users
     steps = setting.plan.rounds * setting.plan.local_steps
     return math.sqrt(variance / steps) / float(setting.privacy.clip)
