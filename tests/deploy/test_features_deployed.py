@@ -13,7 +13,7 @@ from small import federation
 
 from dpscaffold.config.gaussian import Gaussian
 from dpscaffold.data import preprocess
-from dpscaffold.deployment.protocol.agreement import SchemaSettings, offer_of, read_offer
+from dpscaffold.deployment.protocol.agreement import SchemaSettings
 from dpscaffold.deployment.protocol.enrolment import NotEnrolled
 from dpscaffold.deployment.server.config import load_served
 from dpscaffold.models.loading import load_model
@@ -98,14 +98,3 @@ def test_a_site_does_not_draw_more_than_its_policy_allows(tmp_path):
     world = Pixels(tmp_path, ["random-features:40"], policy=LOOSE | {"max_parameters": 39})
     with pytest.raises(NotEnrolled, match="policy-model"):
         world.enrol()
-
-
-def test_offers_without_such_steps_keep_their_keys(tmp_path):
-    """To the digest they are what they were before there were such steps."""
-    world = Pixels(tmp_path, ["unit-norm"])
-    rows = SchemaSettings(features=4, classes=3, prepare=({"step": "clip-norm", "norm": 3.0},))
-    setting = world.setting
-    offer = offer_of(rows, world.learns, world.algorithm, setting.plan, setting.privacy).to_dict()
-    (step,) = offer["rows"]["prepare"]
-    assert set(step) == {"step", "norm", "mean", "factor"}
-    assert read_offer(offer).to_dict() == offer

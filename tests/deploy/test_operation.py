@@ -297,7 +297,10 @@ def test_columns_decide(tmp_path):
 
 
 def test_preparation_is_by_public_constants(tmp_path):
-    steps = [{"step": "shift", "mean": [1.0, 1.0], "factor": [0.5, 2.0]}, {"step": "unit-norm"}]
+    steps = [
+        {"step": "standardise", "fit": "public", "mean": [1.0, 1.0], "deviation": [2.0, 0.5]},
+        {"step": "unit-norm"},
+    ]
     rows = SchemaSettings(features=2, classes=2, prepare=steps)
     np.savez(tmp_path / "d.npz", features=np.float32([[7.0, 3.0]]), labels=np.array([1]))
     records = read_records({"source": "npz", "path": "d.npz"}, tmp_path, rows)

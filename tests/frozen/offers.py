@@ -95,7 +95,7 @@ def _booked(
 
 def _derived(given: Mapping[str, Any], policy: Policy) -> Terms:
     """The terms of an offer, as a site takes them from it."""
-    offer = read_offer(given["offer"])
+    offer = read_offer(_steps_of_today(given["offer"]))
     held: Any = None  # the records themselves change no terms
     size = (given["records"], given["declared"])
     parts = (offer, build_task(offer, policy), offer.build_algorithm())
@@ -105,6 +105,28 @@ def _derived(given: Mapping[str, Any], policy: Policy) -> Terms:
         sizes = tuple(given["members"]["sizes"])
         members = SimpleNamespace(names=tuple(given["members"]["names"]), sizes=sizes)
     return secure.summed(work, given["site"], members, policy)
+
+
+def _steps_of_today(offer: Mapping[str, Any]) -> Said:
+    """The offer, with fitted steps by the name that they have now, and public constants as those of
+    a step with public statistics. Keys that a step did not use are left out."""
+    prepare = [_step_of_today(step) for step in offer["rows"]["prepare"]]
+    made = {**offer, "rows": {**offer["rows"], "prepare": prepare}}
+    if "fit" in offer:
+        made["fit"] = _step_of_today(offer["fit"])
+    return made
+
+
+def _step_of_today(old: Mapping[str, Any]) -> Said:
+    step = {key: value for key, value in old.items() if value is not None}
+    if step["step"] == "project" or "spent" in step:
+        return {**step, "step": "fitted"}
+    if step["step"] != "shift":
+        return step
+    if "factor" not in step:
+        return {"step": "centre", "fit": "public", "mean": step["mean"]}
+    deviation = [1 / one for one in step["factor"]]
+    return {"step": "standardise", "fit": "public", "mean": step["mean"], "deviation": deviation}
 
 
 def _policy(given: Mapping[str, Any]) -> Policy:

@@ -48,7 +48,7 @@ classes = 2
 columns = ["age", "pressure"]
 label = "ill"
 class_names = ["no", "yes"]
-prepare = [{{ step = "shift", mean = [50.0, 130.0], factor = [0.02, 0.02] }}]
+prepare = [{{ step = "standardise", fit = "public", mean = [50.0, 130.0], deviation = 50.0 }}]
 
 [privacy]
 {noise}

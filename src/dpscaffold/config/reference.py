@@ -45,7 +45,7 @@ Taplo (Even Better TOML in Visual Studio Code) complete, explain and check keys.
 """
 TITLES = {
     "data": "`[data]`: where the records come from",
-    "data.preprocess": "Steps of `data.preprocess`",
+    "data.preprocess": "Steps of `data.preprocess` and `schema.prepare`",
     "task": "`[task]`: what is learnt",
     "algorithm": "`[algorithm]`: the federated algorithm",
     "plan": "`[plan]`: rounds, steps and sampling",
@@ -56,7 +56,6 @@ TITLES = {
     "personal": "`[personal]`: a model for each site",
     "tune": "`[tune]`: which values are tried (`dpscaffold tune`)",
     "schema": "`[schema]`: what a row looks like at every site (`dpscaffold server run`)",
-    "schema.prepare": "Steps of `schema.prepare`",
     "deploy": "`[deploy]`: address and deadlines of a deployed run",
     "evaluate": "`[evaluate]`: public test records at the server",
     "sums": "`[sums]`: whose sums make the model (`dpscaffold sums`)",

@@ -204,7 +204,7 @@ class Centre(FittedStep):
 
     public: ClassVar[tuple[str, ...]] = ("mean",)
     step: Literal["centre"] = "centre"
-    mean: float | list[float] | None = None
+    mean: float | tuple[float, ...] | None = None
     """The mean to subtract: one number, or one per feature (fit 'public'). Example: ``0.5``"""
 
 
@@ -217,9 +217,9 @@ class Standardise(FittedStep):
     releases: ClassVar[int] = 2
     public: ClassVar[tuple[str, ...]] = ("mean", "deviation")
     step: Literal["standardise"] = "standardise"
-    mean: float | list[float] | None = None
+    mean: float | tuple[float, ...] | None = None
     """The mean to subtract: one number, or one per feature (fit 'public'). Example: ``0.5``"""
-    deviation: float | list[float] | None = None
+    deviation: float | tuple[float, ...] | None = None
     """The standard deviation to divide by: one number, or one per feature (fit 'public'). Example:
     ``0.25``"""
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, model_validator
 
 from dpscaffold.algorithms import ALGORITHMS, ITERATIVE
 from dpscaffold.config import AlgorithmSettings, ConfigTable, TaskSettings
 from dpscaffold.config.gaussian import Gaussian
 from dpscaffold.deployment.protocol.agreement import SchemaSettings
+from dpscaffold.deployment.protocol.steps import refuse_state
 
 #: The algorithms that make a model of one sum, by name.
 SUMMED = tuple(name for name in ALGORITHMS if name not in ITERATIVE)
@@ -37,3 +38,8 @@ class SumsConfiguration(ConfigTable):
     algorithm: AlgorithmSettings = AlgorithmSettings(name=SUMMED[0])
     privacy: Gaussian
     sums: SumsSettings
+
+    @model_validator(mode="after")
+    def _no_state(self) -> SumsConfiguration:
+        refuse_state(self.rows.prepare)
+        return self

@@ -6,236 +6,54 @@ spelled out. Its digest is the plan's identity: at the sites, in the run folder,
 
 from __future__ import annotations
 
-import base64
 import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import numpy as np
 from pydantic import (
-    BeforeValidator,
     Field,
     ValidationError,
     model_validator,
 )
 
 from dpscaffold.algorithms import Algorithm
-from dpscaffold.algorithms.base import MomentKind
 from dpscaffold.algorithms.moments import moments
 from dpscaffold.config import AlgorithmSettings, ConfigTable, TaskSettings
 from dpscaffold.config.gaussian import Gaussian, NoisedStep
 from dpscaffold.config.personal import PersonalSettings, trained_by
 from dpscaffold.config.plan import Plan
 from dpscaffold.config.secure import Secure
-from dpscaffold.data.features import Hog, RandomFeatures
 from dpscaffold.data.meanings import Meanings
-from dpscaffold.data.prepared import ClipNorm, Project, Scale, Shift, UnitNorm
-from dpscaffold.data.preprocessing import HogSettings, as_shape, expanded, hog_width
+from dpscaffold.data.preprocessing import STEPS, Centre, FittedStep, Pca, Standardise
 from dpscaffold.data.tables.cells import Spellings
 from dpscaffold.data.tables.codec import Coding
 from dpscaffold.data.tables.missing import OTHERS, NaStrings, refuse_declared
 from dpscaffold.deployment.protocol.messages import Json, Refused, canonical
+from dpscaffold.deployment.protocol.steps import (
+    Fitted,
+    FittedCost,
+    SchemaStep,
+    blank,
+    build,
+    check_step,
+    fitted_sentence,
+    kind_of,
+    width_after,
+)
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.schema import Prepared, Target
 from dpscaffold.privacy import Cost
-from dpscaffold.privacy.preparation import Protection, Remark
+from dpscaffold.privacy.preparation import Remark
 
 if TYPE_CHECKING:
     from dpscaffold.tasks import Task
 
 
-#: What each step of a preparation needs.
-_NEEDED: dict[str, tuple[str, ...]] = {
-    "unit-norm": (),
-    "clip-norm": ("norm",),
-    "scale": ("factor",),
-    "shift": ("mean",),
-    "hog": ("shape",),
-    "random-features": ("features",),
-    "project": ("basis",),
-    "centre": ("fit", "norm_bound", "noise"),
-    "standardise": ("fit", "norm_bound", "noise"),
-    "pca": ("fit", "norm_bound", "noise", "components"),
-}
-#: The steps that are fitted on the sites' records by noised sums, with the sums that each needs.
-_FITTED: dict[str, MomentKind] = {"centre": "mean", "standardise": "moments", "pca": "gram"}
 #: How often a site may be asked for one sum of a secure preparation: once, and once more if the
 #: first attempt had no result.
 SECURE_ATTEMPTS = 2
-#: The largest number of random numbers that a step may draw.
-_MOST_DRAWN = 100_000_000
-
-
-class FittedCost(ConfigTable):
-    """What a fitted step spent, as in :class:`~dpscaffold.privacy.Cost`."""
-
-    name: str
-    noise: float = Field(gt=0, allow_inf_nan=False)
-    add_remove: float = Field(gt=0, allow_inf_nan=False)
-    seeded: bool
-    alone: float = Field(gt=0, le=1)
-
-
-class SchemaStep(ConfigTable):
-    """One step of a preparation: it needs no fit, carries public constants, or is fitted by noised
-    sums before the training."""
-
-    step: Literal[
-        "unit-norm",
-        "clip-norm",
-        "scale",
-        "shift",
-        "project",
-        "hog",
-        "random-features",
-        "centre",
-        "standardise",
-        "pca",
-    ]
-    """Subtract a mean (shift), multiply by factors (scale), scale long rows down (clip-norm), scale
-    all rows to norm 1 (unit-norm), make features of images (hog) or of tables (random-features), or
-    fit by noised sums at the sites: subtract the mean (centre), divide by the deviation too
-    (standardise), project on principal components (pca). Example: ``"shift"``"""
-    norm: float | None = Field(default=None, gt=0)
-    """Longer rows are scaled down to this norm (needed by clip-norm). Example: ``3.0``"""
-    mean: tuple[float, ...] | None = None
-    """The values to subtract, one per feature (needed by shift). Example: ``[50.0, 130.0]``"""
-    factor: tuple[float, ...] | None = None
-    """The factors of the features, one per feature (needed by scale; shift applies them after the
-    subtraction). Example: ``[0.1, 0.1]``"""
-    shape: Annotated[tuple[int, ...] | None, BeforeValidator(as_shape)] = None
-    """The size of an image: height and width, or channels, height and width (needed by hog).
-    Example: ``[28, 28]``"""
-    features: int | None = Field(default=None, gt=0)
-    """The number of random features (needed by random-features). Example: ``300``"""
-    fit: Literal["private"] | None = None
-    """That the step is fitted by noised sums over the sites' records (needed by centre,
-    standardise and pca). Example: ``"private"``"""
-    norm_bound: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """The bound on the norm of a row, chosen without looking at the data; longer rows are scaled
-    down to it for the sums (fit 'private'). Example: ``10.0``"""
-    noise: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """σ of each site's sum in units of its sensitivity, as privacy.noise (fit 'private'). Example:
-    ``20.0``"""
-    components: int | None = Field(default=None, gt=0)
-    """The number of principal components that are kept (needed by pca). Example: ``20``"""
-    basis: str | None = None
-    """The components in base64, as the server writes them once they are fitted (project). Example:
-    ``"AACAPw=="``"""
-    spent: FittedCost | None = None
-    """What fitting the step spent, as the server writes it. Value: a table. Example: ``{ name =
-    "mean", noise = 20.0, add_remove = 40.0, seeded = false, alone = 1.0 }``"""
-
-    @model_validator(mode="after")
-    def _complete(self) -> SchemaStep:
-        for name in _NEEDED[self.step]:
-            if getattr(self, name) is None:
-                raise BadInput(
-                    "missing-key", f"schema.prepare: the step {self.step!r} needs {name}"
-                )
-        if self.shape is not None:
-            HogSettings(shape=self.shape)  # refuses images that are too small
-        return self
-
-    def build(self, width: int) -> Prepared:
-        """The step as a value that maps rows of ``width`` numbers to rows."""
-        if self.step == "hog":
-            return self._hog(width)
-        if self.step == "random-features":
-            return self._random_features(width)
-        if self.kind is not None:
-            raise BadInput(
-                "not-applicable", f"schema.prepare: the step {self.step!r} is not fitted yet"
-            )
-        if self.step == "project":
-            return Project(self._basis(width), self._protection, self._sentence, self._cost)
-        said = "Rows were prepared by public constants of the plan."
-        factor = None if self.factor is None else np.asarray(self.factor, np.float32)
-        if self.step == "unit-norm":
-            return UnitNorm()
-        if self.step == "clip-norm":
-            return ClipNorm(float(self.norm or 1.0))
-        if self.step == "scale":
-            return Scale(np.asarray(self.factor, np.float32), said)
-        mean = np.asarray(self.mean, np.float32)
-        made = Shift(mean, factor, self._protection, self._sentence, self._cost)
-        object.__setattr__(made, "divided", False)  # the divisor is a number that sites declared
-        return made
-
-    @property
-    def kind(self) -> MomentKind | None:
-        """The sums that the step is fitted on; None where it needs no fit, or is fitted."""
-        return _FITTED.get(self.step)
-
-    def blank(self, width: int) -> SchemaStep:
-        """This step with zeros for what is still to be fitted."""
-        if self.step != "pca":
-            return SchemaStep(step="shift", mean=(0.0,) * width)
-        zeros = base64.b64encode(bytes(4 * width * (self.components or 1))).decode()
-        return SchemaStep(step="project", basis=zeros, components=self.components)
-
-    @property
-    def _protection(self) -> Protection:
-        return "public" if self.spent is None else "private"
-
-    @property
-    def _cost(self) -> Cost | None:
-        return None if self.spent is None else Cost(**self.spent.model_dump())
-
-    @property
-    def _sentence(self) -> str:
-        if self.spent is None:
-            return "Rows were prepared by public constants of the plan."
-        return fitted_sentence(self.spent.name)
-
-    def _basis(self, width: int) -> np.ndarray:
-        """B (d, k) float32, from the bytes of its columns one after the other."""
-        try:
-            flat = np.frombuffer(base64.b64decode(self.basis or "", validate=True), "<f4")
-        except ValueError as error:
-            raise BadInput("wrong-shape", f"schema.prepare: basis is no base64 ({error})") from None
-        if len(flat) != width * (self.gives or 0) or not np.isfinite(flat).all():
-            raise BadInput(
-                "wrong-shape",
-                f"schema.prepare: basis has {len(flat)} numbers, not {width} for each component",
-            )
-        return np.ascontiguousarray(flat.reshape(-1, width).T, np.float32)
-
-    def _hog(self, width: int) -> Hog:
-        made = Hog(self.shape or ())
-        if made.width != width:
-            raise BadInput(
-                "wrong-shape",
-                f"schema.prepare: hog has the shape {list(made.shape)}, which is {made.width} "
-                f"pixels, and the rows have {width} columns; set shape to the size of the images",
-            )
-        return made
-
-    def _random_features(self, width: int) -> RandomFeatures:
-        count = self.features or 1
-        if count * width > _MOST_DRAWN:
-            raise BadInput(
-                "out-of-range",
-                f"schema.prepare: {count} random features of {width} columns are more than "
-                f"{_MOST_DRAWN:,} random numbers; ask for fewer",
-            )
-        return RandomFeatures.drawn(width, count)
-
-    @property
-    def gives(self) -> int | None:
-        """The number of features after the step; None where it keeps it."""
-        if self.step == "hog" and self.shape is not None:
-            return hog_width(self.shape)
-        if self.step in ("pca", "project"):
-            return self.components
-        return self.features if self.step == "random-features" else None
-
-
-def _step(value: Any) -> Any:
-    """``"hog:28x28"`` as a table; tables pass through."""
-    return expanded(value) if isinstance(value, str) else value
 
 
 class SchemaSettings(Meanings, ConfigTable):
@@ -272,9 +90,10 @@ class SchemaSettings(Meanings, ConfigTable):
     missing: float = Field(default=0.0, allow_inf_nan=False)
     """The value that replaces a missing number. A record with a value that is not a number is
     counted but contributes nothing. Value: a finite number. Example: ``-1.0``"""
-    prepare: tuple[Annotated[SchemaStep, BeforeValidator(_step)], ...] = ()
-    """Preprocessing steps with public constants or private fits, in order. Value: a list of tables
-    or names, see the steps below. Example: ``["hog:28x28", { step = "clip-norm", norm = 3.0 }]``"""
+    prepare: tuple[SchemaStep, ...] = ()
+    """Preprocessing steps with public statistics or private fits, in order; the noise of a private
+    step is that of each site's sum. Value: names or tables of steps, as in data.preprocess.
+    Example: ``["hog:28x28", { step = "clip-norm", norm = 3.0 }]``"""
 
     @property
     def dimension(self) -> int:
@@ -284,7 +103,7 @@ class SchemaSettings(Meanings, ConfigTable):
     @property
     def unfitted(self) -> int | None:
         """The place of the first step that is still to be fitted."""
-        return next((k for k, step in enumerate(self.prepare) if step.kind is not None), None)
+        return next((k for k, step in enumerate(self.prepare) if kind_of(step)), None)
 
     def before(self, place: int | None) -> SchemaSettings:
         """The schema with the steps before this place; None leaves them as they are."""
@@ -295,14 +114,14 @@ class SchemaSettings(Meanings, ConfigTable):
         """The number of features before the first step and after each."""
         widths = [self.features]
         for step in self.prepare:
-            widths.append(step.gives or widths[-1])
+            widths.append(width_after(step, widths[-1]))
         return tuple(widths)
 
     @property
     def steps(self) -> tuple[Prepared, ...]:
         """The preparation as values that map rows to rows."""
         return tuple(
-            step.build(width) for step, width in zip(self.prepare, self.widths, strict=False)
+            build(step, width) for step, width in zip(self.prepare, self.widths, strict=False)
         )
 
     @property
@@ -386,16 +205,19 @@ class SchemaSettings(Meanings, ConfigTable):
 
     def _check_order(self) -> None:
         """Principal components are those of centred rows."""
-        centring = ("centre", "standardise", "shift")
+        centred = False
         for place, step in enumerate(self.prepare):
-            if step.step == "pca" and (step.components or 0) > self.widths[place]:
+            check_step(step)
+            centred = centred or isinstance(step, Centre | Standardise | Fitted)
+            if not isinstance(step, Pca):
+                continue
+            if step.components > self.widths[place]:
                 raise BadInput(
                     "too-many-components",
                     f"schema.prepare: pca asks for {step.components} components, and there are "
                     f"{self.widths[place]} features",
                 )
-            before = [one.step for one in self.prepare[:place]]
-            if step.step == "pca" and not {*before} & {*centring}:
+            if not centred:
                 raise BadInput(
                     "pca-not-centred",
                     "schema.prepare has 'pca' before any 'centre' or 'standardise'; put one before "
@@ -463,7 +285,7 @@ class Offer(ConfigTable):
     #: smallest.
     noises: dict[str, float] | None = None
     #: In a run that fits one step of the preparation: that step. The steps of ``rows`` come before.
-    fit: SchemaStep | None = None
+    fit: Annotated[Centre | Standardise | Pca, Field(discriminator="step")] | None = None
     #: Models of the sites' own that are trained during the run.
     personal: PersonalSettings | None = None
 
@@ -525,9 +347,10 @@ class Offer(ConfigTable):
         """The algorithm, or the sums of a run that fits a step."""
         if self.fit is None:
             return trained_by(self.algorithm.build(), self.personal)
-        if self.fit.kind is None or self.fit.norm_bound is None:
+        kind = kind_of(self.fit)
+        if kind is None or self.fit.norm_bound is None:
             raise BadInput("not-applicable", f"the step {self.fit.step!r} is not fitted on records")
-        return moments(self.fit.kind, self.fit.norm_bound)
+        return moments(kind, self.fit.norm_bound)
 
     @property
     def parts(self) -> tuple[Offer, ...]:
@@ -536,20 +359,20 @@ class Offer(ConfigTable):
         offer, found = self, []
         while (place := offer.rows.unfitted) is not None:
             found.append(offer.fitting(place))
-            step = offer.rows.prepare[place].blank(offer.rows.widths[place])
-            offer = offer.fitted(place, step)
+            step: Any = offer.rows.prepare[place]
+            offer = offer.fitted(place, blank(step, offer.rows.widths[place]))
         return (*found, offer)
 
     def fitting(self, place: int) -> Offer:
         """The offer of the run that fits the step at this place: one round over all records."""
-        step, privacy = self.rows.prepare[place], self.privacy
+        step: Any = self.rows.prepare[place]
+        privacy = self.privacy
         if privacy is None or privacy.unit == "user":
             raise BadInput(
                 "not-applicable",
                 f"schema.prepare: {step.step} is fitted by noised sums, which hide single records; "
                 f"give [privacy] with unit = 'record', or a step with public constants",
             )
-        assert step.noise is not None
         sums = None if self.secure is None else self.secure.changed(voids=SECURE_ATTEMPTS - 1)
         before = self.rows.before(place)
         once = Plan.one_round(self.plan.public_seed)
@@ -557,7 +380,7 @@ class Offer(ConfigTable):
         offer = offer_of(before, self.task, self.algorithm, once, query, sums)
         return offer.model_copy(update={"fit": step})
 
-    def fitted(self, place: int, step: SchemaStep) -> Offer:
+    def fitted(self, place: int, step: Fitted) -> Offer:
         """This offer with a fitted step in its place."""
         prepare = (*self.rows.prepare[:place], step, *self.rows.prepare[place + 1 :])
         return self.model_copy(update={"rows": self.rows.changed(prepare=prepare)})
@@ -567,10 +390,11 @@ class Offer(ConfigTable):
         costs."""
         rows, built = self.rows, []
         for step, width in zip(rows.prepare, rows.widths, strict=False):
-            built.append(step.build(width) if step.kind is None else self._planned(step, users))
+            planned = isinstance(step, FittedStep) and kind_of(step)
+            built.append(self._planned(step, users) if planned else build(step, width))
         return tuple(built)
 
-    def _planned(self, step: SchemaStep, users: int) -> Remark:
+    def _planned(self, step: Any, users: int) -> Remark:
         cost = fitting_cost(self.secure, self.privacy, step, users)
         return Remark(fitted_sentence(cost.name), "private", Cost(**cost.model_dump()))
 
@@ -584,12 +408,11 @@ class Offer(ConfigTable):
                 {},
             ):  # the digest is as before the key
                 del tables["rows"][key]
-        for step in tables["rows"]["prepare"]:
-            _drop_unset(step)
+        tables["rows"]["prepare"] = [_given(step) for step in tables["rows"]["prepare"]]
         if self.fit is None:
             del tables["fit"]
         else:
-            _drop_unset(tables["fit"])
+            tables["fit"] = _given(tables["fit"])
         for key in ("secure", "noises", "personal"):
             if tables[key] is None:
                 del tables[key]
@@ -597,23 +420,13 @@ class Offer(ConfigTable):
         return dict(json.loads(canonical(tables)))
 
 
-def _drop_unset(step: dict[str, Any]) -> None:
-    """Leave out the keys that a step does not use, but for those that every offer had."""
-    for key in [key for key, value in step.items() if value is None]:
-        if key not in ("norm", "mean", "factor"):
-            del step[key]
-
-
-def fitted_sentence(name: str) -> str:
-    """What is said of a fitted step."""
-    return (
-        f"The {name} of all sites' rows was fitted by noised sums, to which each site added its "
-        f"own noise before they left it."
-    )
+def _given(step: dict[str, Any]) -> dict[str, Any]:
+    """The keys that a step uses."""
+    return {key: value for key, value in step.items() if value is not None}
 
 
 def fitting_cost(
-    secure: Secure | None, privacy: NoisedStep | None, step: SchemaStep, users: int, count: int = 1
+    secure: Secure | None, privacy: NoisedStep | None, step: FittedStep, users: int, count: int = 1
 ) -> FittedCost:
     """What fitting a step spends at a site that answers ``count`` times, or in a secure sum as
     often as it may be asked."""
@@ -624,7 +437,7 @@ def fitting_cost(
         noise, alone, count = noise * honest, 1 / honest, max(count, SECURE_ATTEMPTS)
     noise /= math.sqrt(count)
     return FittedCost(
-        name=names[step.kind or "mean"],
+        name=names[kind_of(step) or "mean"],
         noise=noise,
         add_remove=2 * noise,
         seeded=privacy is None or not privacy.secret,
@@ -658,7 +471,7 @@ def read_offer(raw: Mapping[str, Any]) -> Offer:
     algorithm, so ask :func:`names_in` and the policy first."""
     steps = raw.get("rows", {}).get("prepare", ()) if isinstance(raw.get("rows"), dict) else ()
     for step in steps if isinstance(steps, list) else ():
-        if isinstance(step, dict) and step.get("step") not in _NEEDED:
+        if isinstance(step, dict) and step.get("step") not in (*STEPS, "fitted"):
             raise Refused("preparation", f"{step.get('step')!r:.80} is not known here")
     try:
         return Offer.model_validate_json(canonical(dict(raw)), strict=True)

@@ -33,6 +33,7 @@ from dpscaffold.deployment.protocol.agreement import (
     refuse_fine_tuning,
 )
 from dpscaffold.deployment.protocol.enrolment import EnrolledRun
+from dpscaffold.deployment.protocol.steps import refuse_state
 from dpscaffold.deployment.provision import host_and_port, read_toml
 from dpscaffold.errors import BadInput
 
@@ -98,6 +99,7 @@ class ServerConfiguration(ConfigTable):
     @model_validator(mode="after")
     def _personal_together(self) -> ServerConfiguration:
         refuse_fine_tuning(self.personal)
+        refuse_state(self.rows.prepare)
         return self
 
     @property

@@ -17,7 +17,9 @@ from torch import Tensor
 
 from dpscaffold.config import Run
 from dpscaffold.data.preparation import leading_components
-from dpscaffold.deployment.protocol.agreement import Offer, SchemaStep, fitting_cost
+from dpscaffold.data.preprocessing import FittedStep, Pca
+from dpscaffold.deployment.protocol.agreement import Offer, fitting_cost
+from dpscaffold.deployment.protocol.steps import Fitted
 from dpscaffold.tasks.moments import MomentSums
 
 
@@ -34,26 +36,27 @@ def with_fitted(
         participations: How often each site took part in that run.
     """
     step = offer.rows.prepare[place]
+    assert isinstance(step, FittedStep)
     cost = fitting_cost(offer.secure, offer.privacy, step, setting.users, max(1, *participations))
     made = fitted_step(step, setting, params)
     return offer.fitted(place, made.model_copy(update={"spent": cost}))
 
 
-def fitted_step(step: SchemaStep, setting: Run, params: Tensor) -> SchemaStep:
+def fitted_step(step: FittedStep, setting: Run, params: Tensor) -> Fitted:
     """A fitted step with its constants, from the noised sums."""
     task = setting.task
     assert isinstance(task, MomentSums)
-    if task.kind == "gram":
-        basis = leading_components(task.matrix(params), step.components or 1)
+    if isinstance(step, Pca):
+        basis = leading_components(task.matrix(params), step.components)
         text = base64.b64encode(np.ascontiguousarray(basis.T, "<f4").tobytes()).decode()
-        return SchemaStep(step="project", basis=text, components=step.components)
+        return Fitted(step="fitted", basis=text, components=step.components)
     mean = task.mean(params)
     if task.kind == "mean":
-        return SchemaStep(step="shift", mean=_plain(mean))
+        return Fitted(step="fitted", mean=_plain(mean))
     variance = task.squares(params) - mean**2
     # A variance that the noise drowns is worth its noise level, which is public.
     deviation = np.sqrt(np.maximum(variance, _level(setting, task)))
-    return SchemaStep(step="shift", mean=_plain(mean), factor=_plain(1 / deviation))
+    return Fitted(step="fitted", mean=_plain(mean), factor=_plain(1 / deviation))
 
 
 def _level(setting: Run, task: MomentSums) -> float:
