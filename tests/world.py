@@ -267,6 +267,7 @@ def make(
         local_steps=local_steps,
         user_ratio=user_ratio,
         data_ratio=1.0,
+        learning_rate=0.5,
         seed=seed,
         checkpoint_every=checkpoint_every,
         evaluate_every=100,

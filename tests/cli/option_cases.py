@@ -585,6 +585,7 @@ columns = ["age", "height", "weight"]
 label = "ill"
 class_names = ["no", "yes"]
 [plan]
+learning_rate = 0.5
 rounds = 2
 local_steps = 1
 [privacy]

@@ -70,6 +70,7 @@ features = 36
 classes = 3
 prepare = [STEP]
 [plan]
+learning_rate = 0.5
 rounds = 2
 [privacy]
 noise = 20.0

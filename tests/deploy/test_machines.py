@@ -30,6 +30,7 @@ columns = ["age", "pressure"]
 label = "ill"
 class_names = ["no", "yes"]
 [plan]
+learning_rate = 0.5
 rounds = 2
 local_steps = 2
 user_ratio = 1.0

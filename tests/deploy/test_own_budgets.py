@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -164,10 +166,21 @@ def test_a_server_solves_for_the_table_of_its_plan(tmp_path, secure):
     setting = setting_of(offer, enrolled, served.privacy)
     assert setting.privacy.noise_of(0) == offer.noises["east"]
     assert setting.sums is not None if secure else setting.sums is None
+    # The server chose the step size for these sizes, and the sites see the number.
+    free = replace(setting, plan=setting.plan.changed(learning_rate=None))
+    assert offer.plan.learning_rate == free.settled.learning_rate
     again = tmp_path / "again.toml"
     again.write_text(to_toml(served.resolved()))
     assert load_served(again).offer().to_dict() == offer.to_dict()
     assert np.isfinite(setting.weights.numpy()).all()
+
+
+def test_a_server_that_knows_no_sizes_has_to_give_the_step_size(tmp_path):
+    path = tmp_path / "server.toml"
+    table = "epsilon = { default = 4.0, east = 1.0 }"
+    path.write_text(SERVED.partition("[deploy]")[0].replace(table, "noise = 9.0"))
+    with refuses("learning-rate-without-sizes: plan.learning_rate … deploy.records"):
+        load_served(path).offer()
 
 
 @pytest.mark.parametrize(

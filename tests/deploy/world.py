@@ -74,6 +74,7 @@ TABLE = SchemaSettings(
 #: The plan and the privacy of an offer that a new site accepts; a test adds the schema.
 OFFERED = """
 [plan]
+learning_rate = 0.5
 rounds = 5
 local_steps = 4
 user_ratio = 1.0

@@ -297,11 +297,7 @@ class Offer(ConfigTable):
     @model_validator(mode="after")
     def _in_full(self) -> Offer:
         if self.plan.learning_rate is None:
-            raise BadInput(
-                "learning-rate-without-sizes",
-                "plan.learning_rate is left out, and sites are offered a number; give it, or "
-                "deploy.records (every site's public size), for which the server chooses one",
-            )
+            raise BadInput("learning-rate-without-sizes", "an offer gives plan.learning_rate")
         return self
 
     @model_validator(mode="after")
@@ -491,6 +487,12 @@ def offer_of(
 ) -> Offer:
     """The offer of a run, with the plan's warm rounds resolved. Where sites have noise of their
     own, ``sites`` are their names in the same order."""
+    if plan.learning_rate is None:
+        raise BadInput(
+            "learning-rate-without-sizes",
+            "plan.learning_rate is left out, and sites are offered a number; give it, or "
+            "deploy.records (every site's public size), for which the server chooses one",
+        )
     warm = 0
     if algorithm.build().warm_up is not None:
         warm = round(4 / plan.user_ratio) if plan.warm_rounds is None else plan.warm_rounds

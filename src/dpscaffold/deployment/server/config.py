@@ -126,7 +126,6 @@ class ServerConfiguration(ConfigTable):
         """What is offered to the sites; noise is secret unless this is a rehearsal."""
         from dpscaffold.deployment.server.agreed import trial_of
 
-        offer = self._offer(self._mechanism, self._settled)
         # Sizes are not known yet; everything else can be refused here, before anybody is asked.
         users = max(1, math.ceil(1 / self.plan.user_ratio))
         sizes = (1_000_000,) * users
@@ -134,6 +133,7 @@ class ServerConfiguration(ConfigTable):
             sizes = tuple((self.deploy.records or {}).values())
             if not sizes:
                 raise BadInput("epsilon-without-sizes", NEEDS_SIZES)
+        offer = self._offer(self._mechanism, self._settled)
         for part in offer.parts:
             trial_of(part, sizes, self.privacy)
         trial_of(offer, sizes, self.privacy)
