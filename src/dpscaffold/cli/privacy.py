@@ -295,9 +295,10 @@ def _of_configuration(path: Path, delta: float | None) -> Subject:
 def _of_model(folder: Path) -> Statement:
     path = folder / "privacy.json"
     try:
-        return Statement.from_json(json.loads(path.read_text(encoding="utf-8")), str(path))
+        stored = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise BadInput("run-damaged", f"{path} cannot be read ({error}); restore it") from error
+    return Statement.from_json(stored, str(path))
 
 
 def _together(subjects: Sequence[Subject], fixed_in_advance: bool, same_records: bool) -> Statement:

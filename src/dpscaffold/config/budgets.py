@@ -19,7 +19,7 @@ from dpscaffold.errors import BadInput
 from dpscaffold.privacy import SERVER, adversaries, epsilons_by_group, solve_noise
 from dpscaffold.privacy.accounting import rounded_steps
 from dpscaffold.privacy.mechanism import Group, Mechanism
-from dpscaffold.privacy.numbers import round_up_digits
+from dpscaffold.privacy.numbers import digits_up
 from dpscaffold.privacy.preparation import Cost
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ def joint_noises(
         weights = np.array([float(run.groups[g].records) for g in places])
     common = float((needed * weights / divisors).max()) / math.sqrt(honest)
     while True:
-        noises = tuple(round_up_digits(float(n)) for n in common * divisors / weights)
+        noises = tuple(float(digits_up(float(n), 5)) for n in common * divisors / weights)
         found = JointNoises(noises, tuple(weights.tolist()))
         if _kept(run, found, epsilons, costs):
             return found

@@ -51,16 +51,6 @@ def percent(value: float) -> str:
     return f"{min(100.0, float(round_up(value * 100, digits))):.{digits}f} %"
 
 
-def round_up_digits(value: float, digits: int = 5) -> float:
-    """``value`` with a few significant digits, rounded up.
-
-    >>> round_up_digits(1.234561), round_up_digits(60.0)
-    (1.2346, 60.0)
-    """
-    scale = 10.0 ** (digits - 1 - math.floor(math.log10(value)))
-    return math.ceil(value * scale - 1e-9) / scale
-
-
 def next_knot(count: int) -> int:
     """The next of few numbers, each a tenth above the one before; up to ten it is ``count``.
 

@@ -104,13 +104,12 @@ class Seed:
     origin: Origin
     value: int = field(repr=False)
     key: str = field(default_factory=lambda: secrets.token_hex(16), repr=False)
-    #: HMAC-SHA256 of the seed: binds it without telling it.
-    mark: str = field(init=False, repr=False)
 
-    def __post_init__(self) -> None:
+    @property
+    def mark(self) -> str:
+        """HMAC-SHA256 of the seed: binds it without telling it."""
         text = f"{self.origin} {self.value}".encode()
-        mark = hmac.new(self.key.encode(), text, hashlib.sha256).hexdigest()
-        object.__setattr__(self, "mark", mark)
+        return hmac.new(self.key.encode(), text, hashlib.sha256).hexdigest()
 
     @classmethod
     def of(cls, given: int | None, secret: bool) -> Seed:

@@ -10,7 +10,7 @@ with it; a random J hides how many trials were lost (Liu and Talwar 2019; Papern
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -25,9 +25,6 @@ from dpscaffold.privacy.numbers import digits_up, round_up
 from dpscaffold.privacy.parts import Part, over_the_draw
 from dpscaffold.privacy.preparation import Cost, with_costs
 from dpscaffold.privacy.seeds import FROM_SYSTEM
-
-#: A privacy profile: ε → δ, at least the hockey-stick divergence of order e^ε in both directions.
-Profile = Callable[[float], float]
 
 #: The largest mean of the number of trials.
 MOST = 1_000_000
@@ -155,43 +152,30 @@ def epsilon_of_winner(trials: Trials) -> float:
         for run in dict.fromkeys(trials.candidates)
         for law in losses(run, adversaries(run)["third_party"])
     ]
-    value = _selected(trials.count, laws, left)
+    value = selected(trials.count, laws, left)
     if not trials.preparation:
         return value
     law = privacy_parameters(value, left, max(value, 1e-6) / 256)
     return with_costs(law, trials.preparation).epsilon(trials.delta)
 
 
-def _selected(count: TrialCount, laws: Sequence[Loss], delta: float) -> float:
-    """ε of the winner of candidates, each of which has one of these losses: a coin that does not
-    look at the data may tell which, so their profile is at most the largest."""
+def selected(count: TrialCount, laws: Sequence[Loss], delta: float) -> float:
+    """ε of the winner at δ, of candidates each of which has one of these losses: a coin that does
+    not look at the data may tell which, so their profile is at most the largest.
 
-    def profile(epsilon: float) -> float:
-        return max(law.delta(epsilon) for law in laws)
-
-    def epsilon_of(target: float) -> float:
-        return max(law.epsilon(target) for law in laws)
-
-    return selected_profile(count, profile, epsilon_of, delta)
-
-
-def selected_profile(
-    count: TrialCount, profile: Profile, epsilon_of: Callable[[float], float], delta: float
-) -> float:
-    """ε of the winner at δ from Q's privacy profile.
-
-    For every ε̂ with δ̂ = profile(ε̂): δ′(ε + 2·log(e^ε̂ + δ̂(1−γ)/γ)) ≤ E[J]·δ_Q(ε), so ε′ is
+    For every ε̂ with δ̂ = δ_Q(ε̂): δ′(ε + 2·log(e^ε̂ + δ̂(1−γ)/γ)) ≤ E[J]·δ_Q(ε), so ε′ is
     ε_Q(δ/E[J]) plus the smallest such term (docs/privacy-proofs.md; Koskela, Redberg, Wang 2024).
 
-    >>> pure = lambda epsilon: 0.0 if epsilon >= 0.5 else 1.0
-    >>> round(selected_profile(TrialCount(5.0), pure, lambda delta: 0.5, 1e-6), 6)  # 3ε
+    >>> pure = privacy_parameters(0.5, 0.0, 0.25)
+    >>> round(selected(TrialCount(5.0), [pure], 1e-6), 6)  # 3ε
     1.5
     """
-    alone = epsilon_of(delta / count.mean)
+    alone = max(law.epsilon(delta / count.mean) for law in laws)
     odds = (1 - count.gamma) / count.gamma
 
     def term(hat: float) -> float:
-        return float(np.logaddexp(hat, math.log(odds * max(profile(hat), 1e-300))))
+        most = max(law.delta(hat) for law in laws)
+        return float(np.logaddexp(hat, math.log(odds * max(most, 1e-300))))
 
     return alone + 2 * min(term(hat) for hat in (*GRID, alone))
 

@@ -12,7 +12,7 @@ from dpscaffold.privacy.accounting import epsilon, losses
 from dpscaffold.privacy.adversary import SERVER, Adversary
 from dpscaffold.privacy.loss import Loss
 from dpscaffold.privacy.mechanism import MOST_NOISE, Mechanism
-from dpscaffold.privacy.numbers import largest_count, round_up, round_up_digits
+from dpscaffold.privacy.numbers import digits_up, largest_count, round_up
 from dpscaffold.privacy.preparation import Cost
 
 #: The noise is found to this relative precision, upwards.
@@ -184,9 +184,10 @@ def _least_noise(
         return math.log(max(of(log_noise), least)) - math.log(target)
 
     low, high = _bracket(of, target, goal, least_stated)
-    noise = round_up_digits(math.exp(brentq(excess, low, high, xtol=PRECISION / 4, rtol=1e-12)))
+    root = brentq(excess, low, high, xtol=PRECISION / 4, rtol=1e-12)
+    noise = float(digits_up(math.exp(root), 5))
     while of(math.log(noise)) > target:
-        noise = round_up_digits(noise * (1 + PRECISION / 2))
+        noise = float(digits_up(noise * (1 + PRECISION / 2), 5))
     return noise
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from dpscaffold.privacy.accounting import Laws, epsilons_by_group
 from dpscaffold.privacy.adversary import adversaries, no_guarantee, noise_seen
 from dpscaffold.privacy.mechanism import Mechanism
+from dpscaffold.privacy.numbers import digits_up
 from dpscaffold.privacy.page import Guarantee, Held, JournalHead, StatedPart, Statement
 from dpscaffold.privacy.parts import (
     Part,
@@ -273,15 +274,8 @@ def _stated(part: Part, facts: Facts, several: bool) -> StatedPart:
 def _curve(laws: Laws) -> tuple[float, tuple[float, ...]]:
     """δ(ε) at a few values of ε, rounded up."""
     curve = TradeOff.of(laws, POINTS)
-    deltas = [_rounded_up(delta) for delta in curve.deltas.tolist()]
-    return float(curve.epsilons[-1]), tuple(deltas)
-
-
-def _rounded_up(value: float, digits: int = 4) -> float:
-    if value <= 0:
-        return 0.0
-    step = 10.0 ** (math.floor(math.log10(value)) - digits + 1)
-    return float(f"{math.ceil(value / step) * step:.{digits}g}")
+    deltas = tuple(float(digits_up(delta, 4)) for delta in curve.deltas.tolist())
+    return float(curve.epsilons[-1]), deltas
 
 
 def _outside(parts: Sequence[Part], facts: Facts) -> tuple[tuple[str, str], ...]:
