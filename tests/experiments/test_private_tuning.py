@@ -338,7 +338,6 @@ def test_the_command_keeps_the_two_adversaries_apart(tmp_path):
         ({"score_noise": None}, "give tune.score_noise"),
         ({"score_noise": 0.0}, "tune.score_noise is 0"),
         ({"trials": 1.0}, "above 1"),
-        ({"output": "last"}, "tune.output is given"),
         ({"metric": "log_loss"}, "give tune.score_bound"),
         ({"metric": "f1"}, "needs two classes"),
         ({"metric": "balanced_accuracy"}, "one record can change by any amount"),

@@ -62,7 +62,7 @@ TASKS = [
     ("three", {"kind": "linear", "loss": "softmax"}),
     ("number", {"kind": "linear"}),
     ("number", {"kind": "linear", "loss": "squared"}),
-    ("number", {"kind": "linear", "loss": "huber", "delta": 0.2}),
+    ("number", {"kind": "linear", "loss": "huber:0.2"}),
     ("number", {"kind": "mlp", "hidden": 8}),
     ("two", {"kind": "mlp", "hidden": 8, "loss": "logistic"}),
 ]
@@ -204,10 +204,9 @@ def test_the_optimum_of_huber_loss_lies_where_its_gradient_does_not() -> None:
         ("number", {"kind": "linear", "loss": "softmax"}, "wrong-loss: 'softmax'"),
         ("two", {"kind": "linear", "loss": "huber"}, "wrong-loss: 'huber'"),
         ("three", {"kind": "linear", "loss": "logistic"}, "wrong-loss"),
-        ("two", {"kind": "linear", "loss": "hinge"}, "unknown-choice: task.loss is 'hinge'"),
+        ("two", {"kind": "linear", "loss": "hinge"}, "unknown-loss: task.loss is 'hinge'"),
         ("two", {"loss": "logistic"}, "wrong-loss: task.kind … 'logistic' … task.kind = 'linear'"),
-        ("two", {"kind": "linear", "delta": 2.0}, "not-applicable: task.loss = 'huber'"),
-        ("number", {"kind": "linear", "loss": "huber", "delta": -1.0}, "out-of-range: delta is -1"),
+        ("number", {"kind": "linear", "loss": "huber:-1"}, "out-of-range: huber:-1"),
         ("number", {"kind": "mlp", "optimum": True}, "not-convex"),
     ],
 )

@@ -34,10 +34,9 @@ class StoppingSettings(ConfigTable):
     (:class:`~dpscaffold.training.stopping.Stopping`)."""
 
     path: str
-    """A CSV or Parquet file of public raw rows. The run stops when their metric no longer improves;
-    ε is still that of all planned rounds. Example: ``"public.csv"``"""
-    label: str | None = None
-    """The label column of this file; by default that of the data. Example: ``"readmitted"``"""
+    """A CSV or Parquet file of public raw rows, with the label column of the data ('label' where
+    the data have no columns). The run stops when their metric no longer improves; ε is still that
+    of all planned rounds. Example: ``"public.csv"``"""
     patience: int = Field(default=5, ge=1)
     """The number of evaluations without an improvement after which the run stops. Example:
     ``10``"""

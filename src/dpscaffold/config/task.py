@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from pydantic import Field, PrivateAttr, ValidationInfo, model_validator
 
 from dpscaffold.algorithms.naming import own_function
-from dpscaffold.checks import choice
 from dpscaffold.config.table import ConfigTable, folder_of
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation.schema import Target
@@ -36,7 +35,7 @@ class RowShape(Protocol):
 class TaskSettings(ConfigTable):
     """``[task]``: what is learnt, and whether to solve for the central optimum first.
 
-    ``loss`` is an entry of :data:`~dpscaffold.tasks.losses.LOSSES`. ``kind = "logistic"`` is the
+    ``loss`` is a name of :func:`~dpscaffold.tasks.losses.loss_named`. ``kind = "logistic"`` is the
     linear model under softmax, or under one logistic loss a label.
     """
 
@@ -45,9 +44,8 @@ class TaskSettings(ConfigTable):
     nn.Module. Example: ``"mlp"``"""
     loss: str | None = None
     """The loss to minimise; by default softmax for classes, squared for numbers, and labels (one
-    logistic loss each) for several labels. Example: ``"softmax"``"""
-    delta: float | None = None
-    """Where the Huber loss changes from quadratic to linear. Example: ``1.0``"""
+    logistic loss each) for several labels. 'huber:0.5' changes from quadratic to linear at 0.5,
+    'huber' at 1. Example: ``"softmax"``"""
     hidden: int = Field(default=200, ge=1)
     """The width of the hidden layer (kind 'mlp'). Example: ``64``"""
     module: str | None = None
@@ -86,20 +84,14 @@ class TaskSettings(ConfigTable):
                 "only the convex tasks 'logistic' and 'linear' have a central optimum",
             )
         if self.loss is not None:
-            from dpscaffold.tasks import LOSSES
+            from dpscaffold.tasks.losses import loss_named
 
-            choice("task.loss", self.loss, tuple(LOSSES))
+            loss_named(self.loss)
         if self.kind == "logistic" and self.loss not in (None, "softmax"):
             raise BadInput(
                 "wrong-loss",
                 f"task.loss is {self.loss!r} with task.kind 'logistic', which is the linear model "
                 f"under softmax; use task.kind = 'linear'",
-            )
-        if self.delta is not None and self.loss != "huber":
-            raise BadInput(
-                "not-applicable",
-                f"task.delta is {self.delta} with task.loss {self.loss!r}; "
-                "it belongs to task.loss = 'huber'",
             )
         return self
 
@@ -110,7 +102,7 @@ class TaskSettings(ConfigTable):
 
     def build_loss(self, target: Target) -> Loss:
         """The loss, which must fit the target."""
-        from dpscaffold.tasks import LOSSES, huber, weighted
+        from dpscaffold.tasks.losses import loss_named, weighted
 
         if self.kind == "logistic" and target.kind == "number":
             raise BadInput(
@@ -124,8 +116,7 @@ class TaskSettings(ConfigTable):
                 "wrong-loss",
                 f"task.loss is {self.loss!r}, and the target is several labels; leave it out",
             )
-        name = self.loss or usual[target.kind]
-        loss = LOSSES[name] if self.delta is None else huber(self.delta)
+        loss = loss_named(self.loss or usual[target.kind])
         if self.class_weights is not None:
             loss = weighted(loss, self._weights(target))
         loss.fits(target.kind, len(target.classes))

@@ -147,8 +147,7 @@ def label_columns(model: Model, data: Path | TableFile, label: str | None) -> tu
     if wanted is None:
         raise BadInput(
             "missing-argument",
-            f"which column of {path} holds what is true is not known; give --label, or "
-            f"stopping.label for the rows of stopping.path",
+            f"which column of {path} holds what is true is not known; give --label",
         )
     names = file_columns(data)
     if wanted not in names:
@@ -156,7 +155,7 @@ def label_columns(model: Model, data: Path | TableFile, label: str | None) -> tu
         raise BadInput(
             "unknown-column",
             f"{path} has no column '{wanted}'{near} with the true answers; name their column "
-            f"(--label, or stopping.label), or use 'dpscaffold predict' for rows without answers",
+            f"(--label), or use 'dpscaffold predict' for rows without answers",
         )
     return (wanted,)
 

@@ -235,8 +235,8 @@ def stopping_of(settings: Configuration) -> Stopping | None:
     given = settings.stopping
     if given is None:
         return None
-    own = getattr(settings.data, "label", None)
-    label = given.label or (own if isinstance(own, str) else None)
+    own = getattr(settings.data, "label", "label")
+    label = own if isinstance(own, str) else None
     return Stopping(
         Path(given.path).expanduser(),
         label=label,

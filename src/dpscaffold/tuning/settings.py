@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field, model_validator
 
@@ -30,9 +30,6 @@ class TuneSettings(ConfigTable):
     "plan.learning_rate" = [0.1, 0.5, 2.0] }``"""
     folds: int = Field(default=5, ge=2)
     """The number of folds into which each user's training records are split. Example: ``3``"""
-    output: Literal["last", "average"] | None = None
-    """The model that is evaluated: the last iterates or their average; by default the one that the
-    plan gives out. Example: ``"average"``"""
     public: DataSettings | None = None
     """A [data] table of public records to tune on (with `private`: to score on). Without it, tuning
     reads the private records. Example: ``{ source = "digits" }``"""
@@ -88,12 +85,6 @@ class TuneSettings(ConfigTable):
                     f"for a random number of private trials, or leave it out",
                 )
             return
-        if "output" in self.model_fields_set:
-            raise BadInput(
-                "not-applicable",
-                "tune.output is given, and tune.private is true, which trains each candidate once "
-                "and evaluates the model that its plan gives out; leave it out",
-            )
         self._check_score_noise()
         self._check_bound()
         _ = self.stopping_law

@@ -68,7 +68,7 @@ class TuningResult:
     @property
     def output(self) -> str:
         """What was validated, in a word: the last iterates, or the average of iterates."""
-        return judged_output(self.settings, self.tune)
+        return judged_output(self.settings)
 
     @property
     def best(self) -> Score:
@@ -230,7 +230,7 @@ def tune(
     points = _grid_points(table.grid)
     runs = list(product(range(len(folds)), range(len(points))))
     configured = [with_values(settings, point) for point in points]
-    outputs = [judged_output(one, table) for one in configured]
+    outputs = [judged_output(one) for one in configured]
     built = [_setting(one, folds) for one in configured]
     stacked = [built[p][f] for f, p in runs]
     shown = f"test_{metric.name}"
@@ -281,18 +281,12 @@ def _train_stacks(
 def _setting(settings: Configuration, folds: Sequence[Federation]) -> list[Run]:
     """The run on every fold. Noise and step size are found once: folds have the same sizes up to
     one."""
-    tables = settings.model_dump(mode="json", exclude_none=True)
-    if settings.plan.averaging == "none":
-        tables["plan"]["averaging"] = "tail"  # for those who ask for tune.output = "average"
-    averaged = parse(tables, settings.algorithm.folder)
-    first = averaged.setting(folds[0])
+    first = settings.setting(folds[0])
     return [replace(first, roster=fold.roster, plan=first.settled) for fold in folds]
 
 
-def judged_output(settings: Configuration, table: TuneSettings) -> Literal["last", "average"]:
-    """Which output of a run is validated: the one asked for, or the one that its plan gives out."""
-    if table.output is not None:
-        return table.output
+def judged_output(settings: Configuration) -> Literal["last", "average"]:
+    """Which output of a run is validated: the one that its plan gives out."""
     return "last" if settings.plan.averaging == "none" else "average"
 
 
