@@ -119,8 +119,12 @@ def _not_hidden_by_others(run: Mechanism, who: Adversary) -> str | None:
     """Why no theorem counts the noise of other users, or None."""
     if who.sees == "uploads":
         return "it sees single uploads"
-    if reason := not_one_sum(run):
-        return reason
+    if run.memory:
+        return "users keep a memory between rounds, which carries earlier noise"
+    if run.local_steps > 1:
+        return "a second local step is taken at a point that contains the first one's noise"
+    if not run.one_sum:
+        return "uploads are not known to be one vector, linear in the noised gradient"
     if run.secure is not None:
         k = run.secure.colluders
         return None if who.knows <= k else f"secure sums are made for at most {k} colluding sites"
@@ -130,17 +134,6 @@ def _not_hidden_by_others(run: Mechanism, who: Adversary) -> str | None:
         return "a round was run again with fresh noise"
     if who.knows >= run.cohort_size - 1:
         return "all other participants may collude"
-    return None
-
-
-def not_one_sum(run: Mechanism) -> str | None:
-    """Why a round is not one sum of Gaussian queries, or None."""
-    if run.memory:
-        return "users keep a memory between rounds, which carries earlier noise"
-    if run.local_steps > 1:
-        return "a second local step is taken at a point that contains the first one's noise"
-    if not run.one_sum:
-        return "uploads are not known to be one vector, linear in the noised gradient"
     return None
 
 
@@ -179,7 +172,9 @@ def _in_sum(run: Mechanism, members: int) -> Array:
     that contains i: whoever helps the adversary, at least so many others are left, and these hide
     least when they are the quietest of all. For equal users it is √members.
     """
-    ratio = _ratios(run)
+    by_records = run.weighting == "records" and run.unit == "record"
+    weights = np.array([float(g.records) if by_records else g.weight for g in run.groups])
+    ratio = weights / np.array([1 if run.unit == "user" else g.batch for g in run.groups])
     loud = ratio * np.array([group.louder for group in run.groups])
     ascending = np.sort(np.repeat(loud, [group.users for group in run.groups]))
     quietest = np.concatenate([[0.0], np.cumsum(ascending**2)])
@@ -188,12 +183,3 @@ def _in_sum(run: Mechanism, members: int) -> Array:
     others = np.where(among, quietest[members] - loud**2, quietest[members - 1])
     found: Array = np.sqrt(loud**2 + np.maximum(others, 0.0)) / ratio
     return found
-
-
-def _ratios(run: Mechanism) -> Array:
-    """w_j/b_j of each group's users; with a user as unit nothing is divided by b_j."""
-    by_records = run.weighting == "records" and run.unit == "record"
-    weights = np.array([float(g.records) if by_records else g.weight for g in run.groups])
-    divisors = [1 if run.unit == "user" else group.batch for group in run.groups]
-    ratios: Array = weights / np.array(divisors)
-    return ratios

@@ -217,10 +217,6 @@ class Ledger:
         cap = self._cap()
         return [user for user in users if self.participations[user] < cap[user]]
 
-    def declines(self, user: int) -> bool:
-        """Whether this user's next participation would exceed its cap."""
-        return not self.allowed([user])
-
     def _seen(self, who: Adversary | None) -> Adversary:
         return who or adversaries(self.run)["server"]
 

@@ -65,17 +65,24 @@ class Facts:
     journal: JournalHead | None = None
 
 
-METRICS = "Accuracy and losses computed on the records, if published."
-OTHER_RUNS = "Other runs on these records: add them with `dpscaffold privacy RUN RUN`."
-TUNED = "Hyperparameters chosen by looking at results on these records."
-SINGLE = (
-    "Numbers computed from single uploads (largest_drift, largest_user_…): they count as uploads."
-)
-SEEDED = "The stored seed: whoever has it can remove the noise. Publish results, not the seed."
-SIMULATED_SUMS = "Secure sums that one process simulates: it sees every upload."
-UNCHANGED = "users (sites) run this software unchanged"
-BLIND = "nobody chose participants, or when to stop, by results"
-UNBROKEN = "nobody breaks X25519, HKDF, ChaCha20 or Ed25519"
+#: What is said under a code, of what no ε covers and of what has to be true.
+SENTENCES = {
+    "seed": (
+        "The stored seed: whoever has it can remove the noise. Publish results, not the seed."
+    ),
+    "metrics": "Accuracy and losses computed on the records, if published.",
+    "tuning": "Hyperparameters chosen by looking at results on these records.",
+    "simulated-sums": "Secure sums that one process simulates: it sees every upload.",
+    "single-uploads": (
+        "Numbers computed from single uploads (largest_drift, largest_user_…): they count as "
+        "uploads."
+    ),
+    "other-runs": "Other runs on these records: add them with `dpscaffold privacy RUN RUN`.",
+    "unchanged": "users (sites) run this software unchanged",
+    "blind": "nobody chose participants, or when to stop, by results",
+    "unbroken": "nobody breaks X25519, HKDF, ChaCha20 or Ed25519",
+    "draw": "nobody chose the seed of the draw (else quote ε given the draw)",
+}
 
 
 def state(parts: Sequence[Part], facts: Facts = Facts()) -> Statement:
@@ -278,14 +285,18 @@ def _curve(laws: Laws) -> tuple[float, tuple[float, ...]]:
     return float(curve.epsilons[-1]), deltas
 
 
+def _coded(code: str) -> tuple[str, str]:
+    return code, SENTENCES[code]
+
+
 def _outside(parts: Sequence[Part], facts: Facts) -> tuple[tuple[str, str], ...]:
     """What no ε covers."""
     found: list[tuple[str, str]] = []
     if parts and (note := large_delta(parts[0].run, total_delta(parts))):
         found.append(("large-delta", note))
     if facts.seeded:
-        found.append(("seed", SEEDED))
-    found.append(("metrics", METRICS))
+        found.append(_coded("seed"))
+    found.append(_coded("metrics"))
     found += [
         ("preparation", sentence_of(step, parts[0].run.unit if parts else "record"))
         for step in facts.preparation
@@ -295,25 +306,25 @@ def _outside(parts: Sequence[Part], facts: Facts) -> tuple[tuple[str, str], ...]
         ("allowed", f"Released all the same (privacy.allow: {what}).")
         for what in facts.allowed or ()
     ]
-    found.append(("tuning", TUNED))
+    found.append(_coded("tuning"))
     if parts and parts[0].run.secure is not None:
-        found += [("simulated-sums", SIMULATED_SUMS)] if facts.held != "sites" else []
+        found += [_coded("simulated-sums")] if facts.held != "sites" else []
     elif parts and any(
         noise_seen(p.run, adversaries(p.run)["third_party"]).theorem == "2" for p in parts
     ):
-        found.append(("single-uploads", SINGLE))
+        found.append(_coded("single-uploads"))
     if parts:
-        found.append(("other-runs", OTHER_RUNS))
+        found.append(_coded("other-runs"))
     return tuple(dict.fromkeys(found))
 
 
 def _needs(parts: Sequence[Part], facts: Facts) -> tuple[tuple[str, str], ...]:
     """What has to be true for the guarantees to hold."""
-    found = [("unchanged", UNCHANGED), ("blind", BLIND)]
+    found = [_coded("unchanged"), _coded("blind")]
     if any(part.run.secure is not None for part in parts):
-        found.append(("unbroken", UNBROKEN))
+        found.append(_coded("unbroken"))
     if facts.draw_given and all(part.ledger is None for part in parts):
-        found.append(("draw", "nobody chose the seed of the draw (else quote ε given the draw)"))
+        found.append(_coded("draw"))
     return tuple(found)
 
 

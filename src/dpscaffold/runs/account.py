@@ -96,7 +96,7 @@ class PrivacyAccount:
         self.promises = no_guarantee(self.run) is None
         if limits.user_epsilon is not None:
             # Refuses, here and not in the first round, a run without a guarantee.
-            self.ledger.declines(0)
+            self.ledger.allowed([0])
         if limits.budget_file is not None:
             if reason := no_guarantee(self.run):
                 raise BadInput(
