@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from dpscaffold.planning import Facts, Goal, Limits, shape
 from dpscaffold.planning.recommendation import Preset, _candidates
-from dpscaffold.planning.trial import choose_rates
+from dpscaffold.planning.trial import Bench
 
 
 def compare(
@@ -30,7 +30,8 @@ def compare(
     settings = [one for one in found if one.plan.rounds == limits.rounds]
     for most in sizes:
         setattr(shape, name, most)
-        for choice in choose_rates(settings, facts.guess, rates, widen=False, seeds=seeds):
+        bench = Bench(facts.guess, seeds=tuple(seeds))
+        for choice in bench.choices([(one, rates) for one in settings]):
             scores = ", ".join(f"{100 * trial.score:.1f}" for trial in choice.trials)
             print(
                 f"γ = {facts.similarity:g} %, ε = {epsilon:g}, {name.lower()} {most}, "

@@ -30,11 +30,7 @@ from dpscaffold.planning import Facts, Goal, Limits
 from dpscaffold.planning import shape as shapes
 from dpscaffold.planning.shape import CLASSES, FEATURES, ROUNDS, WEIGHTS, Shape
 from dpscaffold.planning.surrogate import SurrogateAssumptions, SurrogateSetting, invented
-from dpscaffold.planning.trial import (
-    RATES,
-    choose_rates,
-    first_rates,
-)
+from dpscaffold.planning.trial import Bench
 from dpscaffold.privacy import epsilon
 from dpscaffold.tasks import LOSSES
 
@@ -149,18 +145,6 @@ def test_a_class_of_fewer_is_moved_as_far_and_as_far_astray():
     assert got * run.plan.regularisation == pytest.approx(distance * real.plan.regularisation)
 
 
-def test_the_grid_begins_where_the_surrogate_is_at_its_usual_rates():
-    assert first_rates(public()) == list(RATES)
-    real = public(rounds=100 * ROUNDS)
-    small = SurrogateSetting.of(real)
-    stand_in = invented(small.shape, "class", SurrogateAssumptions(), 0.5)
-    tried = [small.on(stand_in, rate) for rate in first_rates(real)]
-    usual = SurrogateSetting.of(public())
-    ratio = [one.plan.step_size for one in tried]
-    wanted = [usual.on(stand_in, rate).plan.step_size for rate in RATES]
-    assert ratio == pytest.approx(wanted, rel=0.2)  # rounded to a digit
-
-
 def test_a_plan_of_many_rounds_promises_what_all_of_them_cost(monkeypatch):
     """ε of the T that is written, by the accountant, and σ_g beyond that of the rounds tried."""
     monkeypatch.setattr(shapes, "ROUNDS", 6)
@@ -184,7 +168,7 @@ def test_the_stretched_surrogate_agrees_with_the_long_one(monkeypatch):
     scores = {}
     for most in (120, 30):
         monkeypatch.setattr(shapes, "ROUNDS", most)
-        [found] = choose_rates([real], facts.guess, rates, widen=False)
+        [found] = Bench(facts.guess).choices([(real, rates)])
         scores[most] = [trial.score for trial in found.trials]
         assert found.rate == 0.1
     assert scores[30] == pytest.approx(scores[120], abs=0.05)
@@ -194,7 +178,7 @@ def test_a_module_with_too_many_columns_is_one_sentence():
     facts = Facts.of(users=12, records=60, features=80_000, classes=2)
     task = ModuleTask(torch.nn.Linear(80_000, 2))
     with refuses("too-many-weights: 80000 … plan.learning_rate"):
-        choose_rates([public(facts, task)], facts.guess)
+        Bench(facts.guess).choices([(public(facts, task), [1.0])])
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from dpscaffold import BadInput
 from dpscaffold.cli import app
-from dpscaffold.planning import stages
+from dpscaffold.planning.trial import Bench
 from dpscaffold.privacy import describe, solve_noise
 
 SMALL = {"users": "12", "records": "60", "features": "6", "classes": "3", "rounds": "40"}
@@ -47,7 +47,7 @@ def plan(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
         assert "\n" not in said
         return said
 
-    monkeypatch.setattr(stages, "search", tried)
+    monkeypatch.setattr(Bench, "run", tried)
     return ask
 
 

@@ -12,7 +12,6 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from refusals import refuses
 from stated import over_draw
 from typer.testing import CliRunner
 
@@ -33,7 +32,7 @@ from dpscaffold.planning import Facts, Goal, Limits
 from dpscaffold.planning.recommendation import Recommendation, default_task, numbers_sent
 from dpscaffold.planning.shape import Shape
 from dpscaffold.planning.surrogate import SurrogateAssumptions, SurrogateSetting, kinds, surrogate
-from dpscaffold.planning.trial import CLOSE, Bench, Choice, StepSizeTrial, choose_rates
+from dpscaffold.planning.trial import CLOSE, Bench, Choice, StepSizeTrial
 from dpscaffold.tasks import LOSSES
 
 FACTS = Facts.of(users=12, records=60, features=6, classes=3)
@@ -123,7 +122,7 @@ def test_a_number_has_a_surrogate_of_its_own():
     solved = torch.linalg.lstsq(x, y).solution
     left = float((y - x @ solved).var() / y.var())
     assert 0.02 < left < 0.9  # there is something to learn, and noise
-    [found] = choose_rates([public(facts, noise=0.1)], facts.guess, [0.03, 0.1, 0.3], widen=False)
+    [found] = Bench(facts.guess).choices([(public(facts, noise=0.1), [0.03, 0.1, 0.3])])
     assert 0 < found.score < 1
     assert default_task(facts).name == "linear-squared"
 
@@ -153,9 +152,7 @@ def test_the_best_is_the_best_and_the_flat_part_is_around_it():
         StepSizeTrial(r, (s,)) for r, s in [(0.1, 0.5), (0.3, 0.79), (1, 0.795), (3, 0.6)]
     )
     choice = Choice(public(), trials)
-    assert choice.rate == 1 and choice.flat == (0.3, 1) and choice.ends == []
-    assert Choice(public(), trials[:3]).ends == [3.0]
-    assert Choice(public(), trials[2:]).ends == [0.3]
+    assert choice.rate == 1 and choice.flat == (0.3, 1)
 
 
 def records(seed: int) -> Federation:
@@ -344,7 +341,7 @@ def test_where_nothing_is_known_users_may_have_models_of_their_own():
 
 def test_both_kinds_of_surrogates_weigh_alike_and_are_tried():
     facts = Facts.of(users=12, records=60, features=6, classes=3)
-    found = choose_rates([public(facts)], facts.guess, [0.1, 1.0], widen=False)[0]
+    [found] = Bench(facts.guess).choices([(public(facts), [0.1, 1.0])])
     for trial in found.trials:
         assert len(trial.scores) == 6 and trial.own_models == 2
         means = sum(trial.scores[:4]) / 4, sum(trial.scores[4:]) / 2
@@ -366,13 +363,11 @@ def test_every_rung_of_a_ladder_is_tried_once_and_the_best_is_chosen(scores):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Bench, "run", scored)
-        found = choose_rates([public()], SurrogateAssumptions(), ladder, widen=False)[0]
+        [found] = Bench(SurrogateAssumptions()).choices([(public(), ladder)])
     assert asked == ladder
     rounded = [round(score, 3) for score in scores]
     close = [score >= max(rounded) - CLOSE for score in rounded]
     assert found.rate == ladder[close.index(True)]
-    with refuses("empty-list"):
-        choose_rates([public()], SurrogateAssumptions(), [], widen=False)
 
 
 def test_a_run_whose_step_size_was_chosen_goes_on(tmp_path):

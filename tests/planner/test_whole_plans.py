@@ -107,7 +107,8 @@ def test_the_last_look_stays_where_scores_are_equal(more):
 
 
 def test_a_plan_is_refined_between_the_step_sizes_of_the_close_look(monkeypatch):
-    """The best η₀, 0.52, lies between those that are a factor of three apart."""
+    """The best η₀, 0.52, lies between those that are a factor of three apart; and each candidate
+    is tried once."""
 
     def scored(self: Bench, asked: list[tuple[Run, float]]) -> list[StepSizeTrial]:
         return [
@@ -116,7 +117,13 @@ def test_a_plan_is_refined_between_the_step_sizes_of_the_close_look(monkeypatch)
 
     monkeypatch.setattr(Bench, "run", scored)
     found = recommend(FACTS, Goal(2.0), Limits(8, 2))
-    assert found.choice.rate == found.setting.plan.learning_rate == 0.52
+    assert found.choice.rate == found.setting.plan.learning_rate
+    assert abs(math.log(found.choice.rate / 0.52)) <= math.log(3) / 4 + 0.03  # two digits
+    kept = {
+        (one.setting.algorithm.name, one.setting.plan.local_steps)
+        for one in (found.choice, *found.tried)
+    }
+    assert len(found.tried) + 1 == len(kept)
 
 
 def test_the_local_steps_that_are_compared():

@@ -272,6 +272,7 @@ def _plan(goal: Goal, preset: Preset, share: float, ratio: float, steps: int, ro
         local_steps=steps,
         user_ratio=share,
         data_ratio=ratio,
+        learning_rate=None,
         regularisation=preset.regularisation,
         weighting=preset.weighting or weighting,
         averaging="tail",

@@ -1,9 +1,10 @@
 """The stages of a search for a whole plan: a quick look at all candidates, a close one at the best,
 and a last one at the chosen.
 
-A *quick look* tries few and widely spaced η₀ on half of the surrogates, in few rounds. It finds the
-η₀ of every candidate. A *close look* compares the best of them on all surrogates, η₀ by η₀. The
-*last look* tries the chosen one with η₀ a factor of √3 smaller and larger.
+A *quick look* tries five η₀, a factor of three apart around the one that the run would choose by
+itself, on half of the surrogates, in few rounds. It finds the η₀ of every candidate. A *close look*
+compares the best of them on all surrogates, η₀ by η₀. The *last look* tries the chosen one with η₀
+a factor of √3 smaller and larger.
 """
 
 from __future__ import annotations
@@ -20,9 +21,8 @@ from dpscaffold.planning.trial import (
     Bench,
     Choice,
     StepSizeTrial,
+    at_rate,
     close_to,
-    first_rates,
-    search,
 )
 
 #: Differences that count as none where surrogates cannot tell better: half a point.
@@ -40,8 +40,9 @@ MOST_STEPS = 50
 QUICK_LOOK = Fidelity(12, MOST_STEPS, steps_in_all=1250, work=2.7e9)
 CLOSE_LOOK = Fidelity(12, MOST_STEPS, work=6e9)
 
-#: η₀ of a quick look, a factor of ten apart; those a factor of three around the best follow.
-COARSE = (0.03, 0.3, 3.0, 30.0)
+#: η₀ of a quick look, as multiples of the one that a run chooses by itself
+#: (:func:`~dpscaffold.config.rate.choose_rate`), and of a close look, of the best so far.
+QUICK, CLOSE = (1 / 9, 1 / 3, 1.0, 3.0, 9.0), (1 / 3, 1.0, 3.0)
 
 #: How far the η₀ of the last look lie from the chosen one: half as far as those before, in logs.
 FINER = math.sqrt(3.0)
@@ -64,35 +65,25 @@ class PlanSearch:
 
     def compared(self, settings: Sequence[Run]) -> list[Choice]:
         """Every candidate after a quick look, the promising ones after a close one."""
-        found = self._rates(settings)
+        found = self._quick("trying step sizes").choices(_around(settings, QUICK))
         near = promising(found)
-        asked = [(one.setting, _around(one.rate)) for one in near]
-        tried = search(asked, self._close("comparing the best candidates"))
-        close = [replace(one, cautious=True) for one in tried]
-        return close + [one for one in found if one not in near]
-
-    def _rates(self, settings: Sequence[Run]) -> list[Choice]:
-        """The best η₀ of every candidate at a quick look, within a factor of three."""
-        quick = self._quick("trying step sizes")
-        asked = [(one, first_rates(one, QUICK_LOOK, COARSE)) for one in settings]
-        coarse = search(asked, quick)
-        finer = [(one.setting, _around(one.rate)[::2]) for one in coarse]
-        return [
-            merged(one, other)
-            for one, other in zip(coarse, search(finer, quick, widen=False), strict=True)
+        close = self._close("comparing the best candidates")
+        tried = close.choices(_around([one.setting for one in near], CLOSE))
+        return [at_rate(replace(one, cautious=True)) for one in tried] + [
+            one for one in found if one not in near
         ]
 
     def refined(self, best: Choice) -> Choice:
         """The chosen candidate with η₀ a factor of √3 smaller or larger, if that is better."""
         rates = [_digits(best.rate / FINER), _digits(best.rate * FINER)]
         bench = self._close("trying step sizes in between")
-        [finer] = search([(best.setting, rates)], bench, widen=False)
+        [finer] = bench.choices([(best.setting, rates)])
         return best_of(best, finer.trials)
 
     def without_privacy(self, best: Choice) -> Choice:
         """The same candidate without privacy, with the same step size or a larger one."""
         plain, rates = noise_free(best.setting), [best.rate, 3 * best.rate]
-        return search([(plain, rates)], self._close("training without privacy"), widen=False)[0]
+        return self._close("training without privacy").choices([(plain, rates)])[0]
 
 
 def promising(found: Sequence[Choice]) -> list[Choice]:
@@ -133,18 +124,6 @@ def best_of(chosen: Choice, finer: Sequence[StepSizeTrial]) -> Choice:
     return at_rate(replace(chosen, trials=ordered, settled=best.rate))
 
 
-def at_rate(choice: Choice) -> Choice:
-    """The choice with its own best η₀ in its setting."""
-    plan = choice.setting.plan.changed(learning_rate=choice.rate)
-    return replace(choice, setting=replace(choice.setting, plan=plan))
-
-
-def merged(one: Choice, other: Choice) -> Choice:
-    """Two searches of one candidate together."""
-    trials = {trial.rate: trial for trial in (*other.trials, *one.trials)}
-    return at_rate(replace(one, trials=tuple(trials[rate] for rate in sorted(trials))))
-
-
 def noise_free(setting: Run) -> Run:
     """The same run without privacy, in which sizes need not be declared."""
     roster = replace(setting.roster, declared=False)
@@ -155,6 +134,11 @@ def _digits(rate: float) -> float:
     return float(f"{rate:.2g}")
 
 
-def _around(rate: float) -> list[float]:
-    """η₀ and those a factor of three from it."""
-    return [float(f"{value:.1g}") for value in (rate / 3, rate, 3 * rate)]
+def _around(settings: Sequence[Run], times: Sequence[float]) -> list[tuple[Run, list[float]]]:
+    """Every setting with multiples of its η₀."""
+    asked = []
+    for one in settings:
+        rate = one.settled.learning_rate
+        assert rate is not None
+        asked.append((one, [_digits(rate * factor) for factor in times]))
+    return asked

@@ -10,9 +10,8 @@ from statistics import fmean
 import torch
 
 from dpscaffold.config import Run
-from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
-from dpscaffold.planning.shape import Fidelity, Shape
+from dpscaffold.planning.shape import Fidelity
 from dpscaffold.planning.surrogate import (
     Kind,
     SurrogateAssumptions,
@@ -22,12 +21,6 @@ from dpscaffold.planning.surrogate import (
 )
 from dpscaffold.training.events import Listener, StackBegun, silence
 from dpscaffold.training.stack import Outcome, Schedule, split, train_stack
-
-#: η₀ that are tried first, a factor of about three apart; more follow where the best is at an end.
-RATES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
-
-#: How many times the grid is widened by one on the side of the best.
-WIDENINGS = 4
 
 #: What a choice may lose and still count as good: one point.
 FLAT = 0.01
@@ -161,142 +154,23 @@ class Choice:
             high += 1
         return self.trials[low].rate, self.trials[high].rate
 
-    @property
-    def ends(self) -> list[float]:
-        """The next η₀, a factor of three on, where the best is the first or last of those tried."""
-        rates = [trial.rate for trial in self.trials]
-        found = []
-        if self.rate == rates[0]:
-            found.append(_round(rates[0] / 3))
-        if self.rate == rates[-1]:
-            found.append(_round(rates[-1] * 3))
-        return found
-
-
-def choose_rates(
-    settings: Sequence[Run],
-    guess: SurrogateAssumptions,
-    rates: Sequence[float] | None = None,
-    widen: bool = True,
-    seeds: Sequence[int] = SEEDS,
-    device: torch.device | str = "cpu",
-    tell: Listener = silence,
-) -> list[Choice]:
-    """The best η₀ of every setting, each on its own surrogates; nothing but their public facts is
-    used. With ``widen`` the grid goes on where the best lies at an end."""
-    if rates is not None and not rates:
-        raise BadInput("empty-list", "rates is empty; give the step sizes to choose from")
-    bench = Bench(guess, torch.device(device), tell, tuple(seeds))
-    return search([(one, rates or first_rates(one)) for one in settings], bench, widen)
-
-
-def first_rates(
-    setting: Run, fidelity: Fidelity | None = None, rates: Sequence[float] = RATES
-) -> list[float]:
-    """The η₀ to begin with: ``rates`` where the surrogate has the rounds and the classes of the
-    setting, else those that are as much on it."""
-    pace = Shape.of(setting, fidelity).pace(setting)
-    return [_round(rate / pace) for rate in rates]
-
-
-def search(
-    asked: Sequence[tuple[Run, Sequence[float]]], bench: Bench, widen: bool = True
-) -> list[Choice]:
-    """The best η₀ of every setting among rates of its own, all of them at once; with ``widen`` one
-    more follows at an end where the best lies, wave by wave.
-
-    Where the bench looks ahead, all that may follow is tried in the first wave. It counts as tried
-    only if it would have been, so the choices are the same."""
-    searches = [
-        _StepSizeSearch(setting, list(rates), _beyond(rates) if widen and bench.ahead else [])
-        for setting, rates in asked
-    ]
-    for _ in range(WIDENINGS + 1 if widen else 1):
-        _run_wave(searches, bench)
-        if not any(one.wanted for one in searches):
-            break
-    return [one.choice for one in searches]
-
-
-def _run_wave(searches: Sequence[_StepSizeSearch], bench: Bench) -> None:
-    """Try everything that is missing at once, and choose."""
-    missing = [(one, rate) for one in searches for rate in one.missing]
-    found = bench.run([(one.setting, rate) for one, rate in missing]) if missing else []
-    for (one, rate), trial in zip(missing, found, strict=True):
-        one.known[rate] = trial
-    for one in searches:
-        one.choose()
-
-
-@dataclass
-class _StepSizeSearch:
-    """The search of one setting's η₀: the rates ``wanted`` next, and those to look ``ahead`` at."""
-
-    setting: Run
-    wanted: list[float]
-    ahead: list[float]
-    known: dict[float, StepSizeTrial] = field(default_factory=dict)
-    tried: dict[float, StepSizeTrial] = field(default_factory=dict)
-    choice: Choice = field(init=False)
-
-    @property
-    def missing(self) -> list[float]:
-        """The rates whose trials are not known yet."""
-        rates = dict.fromkeys([*self.wanted, *(self.ahead if self.wanted else [])])
-        return [rate for rate in rates if rate not in self.known]
-
-    def choose(self) -> None:
-        """Choose among what was wanted so far; what is wanted next follows."""
-        self.tried |= {rate: self.known[rate] for rate in self.wanted}
-        self.choice = _choice(self.setting, self.tried)
-        self.wanted = self.choice.ends
-
-
-def _beyond(rates: Sequence[float]) -> list[float]:
-    """The η₀ that widening may come to, on both sides.
-
-    >>> _beyond([0.01, 0.03, 0.1])
-    [0.003, 0.3, 0.001, 0.9, 0.0003, 3.0, 0.0001, 9.0]
-    """
-    low, high, found = min(rates), max(rates), []
-    for _ in range(WIDENINGS):
-        low, high = _round(low / 3), _round(high * 3)
-        found += [low, high]
-    return found
-
-
-def choose_rate(
-    setting: Run, guess: SurrogateAssumptions, device: torch.device | str = "cpu"
-) -> Choice:
-    """The best η₀ of one setting.
-
-    >>> from dpscaffold import Gaussian, Logistic, Plan, scaffold, synthetic
-    >>> roster = synthetic(users=10, records=40).roster
-    >>> plan = Plan(rounds=8, local_steps=2, regularisation=0.0)
-    >>> public = Run(roster, Logistic(40, 10), scaffold(), plan, Gaussian(1.0, 1.0))
-    >>> len(choose_rate(public, SurrogateAssumptions()).trials) >= len(RATES)
-    True
-    """
-    return choose_rates([setting], guess, device=device)[0]
-
 
 @dataclass
 class Bench:
     """Runs settings on their surrogates, all that fit together in one stack."""
 
     guess: SurrogateAssumptions
-    device: torch.device
-    tell: Listener
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    tell: Listener = silence
     seeds: tuple[int, ...] = SEEDS
     fidelity: Fidelity = field(default_factory=Fidelity)
     title: str = "planning"
     stand_ins: dict[tuple[object, ...], Federation] = field(default_factory=dict)
 
-    @property
-    def ahead(self) -> bool:
-        """Whether to try what may be asked for next, too: a GPU's stack takes as long as its rounds
-        do, however wide it is, and one after it takes that long again."""
-        return self.device.type == "cuda"
+    def choices(self, asked: Sequence[tuple[Run, Sequence[float]]]) -> list[Choice]:
+        """The best η₀ of every setting among rates of its own, all of them at once."""
+        found = iter(self.run([(one, rate) for one, rates in asked for rate in rates]))
+        return [at_rate(Choice(one, tuple(next(found) for _ in rates))) for one, rates in asked]
 
     def run(self, asked: Sequence[tuple[Run, float]]) -> list[StepSizeTrial]:
         """One trial for each (setting, η₀)."""
@@ -365,11 +239,10 @@ class Bench:
         return [outcomes[k] for k in range(len(runs))]
 
 
-def _choice(setting: Run, trials: dict[float, StepSizeTrial]) -> Choice:
-    ordered = tuple(trials[rate] for rate in sorted(trials))
-    choice = Choice(setting, ordered)
-    plan = setting.plan.changed(learning_rate=choice.rate)
-    return replace(choice, setting=replace(setting, plan=plan))
+def at_rate(choice: Choice) -> Choice:
+    """The choice with its own best η₀ in its setting."""
+    plan = choice.setting.plan.changed(learning_rate=choice.rate)
+    return replace(choice, setting=replace(choice.setting, plan=plan))
 
 
 def _score(outcome: Outcome, federation: Federation) -> float:
@@ -383,7 +256,3 @@ def _score(outcome: Outcome, federation: Federation) -> float:
         return 0.0
     spread = float(federation.test.labels.double().var())
     return max(0.0, 1 - error**2 / spread)
-
-
-def _round(rate: float) -> float:
-    return float(f"{rate:.1g}")
