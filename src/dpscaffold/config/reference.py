@@ -236,13 +236,23 @@ def _keys_of(table: str, shapes: list[Schema]) -> Iterator[Key]:
         yield Key(
             table,
             name,
-            about=" ".join(dict.fromkeys(node.get("description", "") for node in nodes)).strip(),
+            about=" ".join(_longest(node.get("description", "") for node in nodes)),
             kind=" or ".join(dict.fromkeys(in_words(node) for node in nodes)),
             default=", ".join(said if len(said) > 1 else defaults),
             example=next((node["examples"][0] for node in nodes if "examples" in node), None),
             of="" if len(having) == len(shapes) else ", ".join(_tag(shape) for shape in having),
             declared=nodes[0].get("x-declared", ""),
         )
+
+
+def _longest(texts: Iterable[str]) -> list[str]:
+    """The different texts, without those that another one says too.
+
+    >>> _longest(["The users.", "The users. At most 9.", "The users."])
+    ['The users. At most 9.']
+    """
+    found = dict.fromkeys(texts)
+    return [one for one in found if not any(one in other for other in found if other != one)]
 
 
 def _tag(shape: Schema) -> str:

@@ -21,7 +21,7 @@ from pydantic import (
     model_validator,
 )
 
-from dpscaffold.data.meanings import CsvFormat, Meanings
+from dpscaffold.data.meanings import CsvFormat, Ends, Meanings
 from dpscaffold.data.preprocessing import PreprocessingStep, check_order
 from dpscaffold.data.sentences import mistake_of
 from dpscaffold.data.tables.cells import Spellings, days
@@ -79,8 +79,6 @@ class Synthetic(_Data):
     """d, the number of features. Example: ``20``"""
     classes: int = Field(default=10, ge=2)
     """The number of classes. Example: ``4``"""
-    label_noise: float = Field(default=0.05, ge=0, le=1)
-    """The share of labels that are drawn at random. Example: ``0.0``"""
     iid: bool = False
     """Whether all users have the same model and the same distribution of features. Example:
     ``true``"""
@@ -218,7 +216,7 @@ class Digits(Pooled):
     users: int | None = Field(default=10, ge=1)
 
 
-class Range(BaseModel):
+class Range(Ends):
     """``target = { kind = "number", low = 0, high = 60 }``: a number, and its public range."""
 
     model_config = ConfigDict(
@@ -226,13 +224,15 @@ class Range(BaseModel):
     )
     kind: Literal["number"]
     """What is predicted. Example: ``"number"``"""
-    low: float
-    """The smallest value that it can have. Example: ``0.0``"""
-    high: float
-    """The largest value that it can have. Example: ``60.0``"""
 
     @model_validator(mode="after")
     def _ordered(self) -> Range:
+        missing = [name for name in ("low", "high") if getattr(self, name) is None]
+        if missing:
+            raise BadValue(
+                "missing-key",
+                f"target.{missing[0]} is missing; give both ends of the range that numbers can have",
+            )
         _ = self.target
         return self
 

@@ -20,6 +20,18 @@ class _Shared(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
+class Ends(_Shared):
+    """The public range of a number to predict."""
+
+    low: float | None = Field(default=None, allow_inf_nan=False)
+    """The smallest value that the number to predict can have, known without looking at the records.
+    Labels are mapped from low and high to -1 and 1, and clipped outside; predictions have the
+    label's own units. Value: a finite number. Example: ``0.0``"""
+    high: float | None = Field(default=None, allow_inf_nan=False)
+    """The largest value that the number to predict can have. Value: a finite number. Example:
+    ``60.0``"""
+
+
 class Gaps(_Shared):
     """Which texts mean a missing value."""
 

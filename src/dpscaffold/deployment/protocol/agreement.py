@@ -25,7 +25,7 @@ from dpscaffold.config.gaussian import Gaussian, NoisedStep
 from dpscaffold.config.personal import PersonalSettings, trained_by
 from dpscaffold.config.plan import Plan
 from dpscaffold.config.secure import Secure
-from dpscaffold.data.meanings import Meanings
+from dpscaffold.data.meanings import Ends, Meanings
 from dpscaffold.data.preprocessing import STEPS, Centre, FittedStep, Pca, Standardise
 from dpscaffold.data.tables.cells import Spellings
 from dpscaffold.data.tables.codec import Coding
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 SECURE_ATTEMPTS = 2
 
 
-class SchemaSettings(Meanings, ConfigTable):
+class SchemaSettings(Meanings, Ends, ConfigTable):
     """``[schema]``: what a row looks like, for parties who cannot look at one another's.
 
     A record that cannot be read (a label of no class, a text in place of a number) is counted and
@@ -80,13 +80,6 @@ class SchemaSettings(Meanings, ConfigTable):
     class_names: tuple[str, ...] = ()
     """The class labels in order. A record with another label, or none, is counted but contributes
     nothing. Example: ``["no", "yes"]``"""
-    low: float | None = Field(default=None, allow_inf_nan=False)
-    """The smallest value that the label can have, if it is a number (classes = 0), known without
-    looking at the records. Sites map low to high to -1 to 1 and clip labels outside; the model's
-    predictions have the label's own units. Value: a finite number. Example: ``0.0``"""
-    high: float | None = Field(default=None, allow_inf_nan=False)
-    """The largest value that the label can have, if it is a number. Value: a finite number.
-    Example: ``60.0``"""
     missing: float = Field(default=0.0, allow_inf_nan=False)
     """The value that replaces a missing number. A record with a value that is not a number is
     counted but contributes nothing. Value: a finite number. Example: ``-1.0``"""
