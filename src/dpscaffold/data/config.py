@@ -231,7 +231,7 @@ class Range(Ends):
         if missing:
             raise BadValue(
                 "missing-key",
-                f"target.{missing[0]} is missing; give both ends of the range that numbers can have",
+                f"target.{missing[0]} is missing; give both ends of the range of the numbers",
             )
         _ = self.target
         return self
