@@ -24,7 +24,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from dpscaffold import ALGORITHMS, Gaussian, Logistic, Plan
+from dpscaffold import Gaussian, Logistic, Plan
+from dpscaffold.algorithms import ALGORITHMS
 from dpscaffold.config import make_run
 from dpscaffold.engines import Simulator, State
 from dpscaffold.engines.rounds import plain_draws, rounds

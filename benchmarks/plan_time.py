@@ -17,7 +17,7 @@ from dataclasses import replace
 
 import torch
 
-from dpscaffold import recommend
+import dpscaffold
 from dpscaffold.config import parse
 from dpscaffold.planning import Facts, Goal, Limits
 from dpscaffold.planning.recommendation import Preset, _candidates
@@ -69,7 +69,7 @@ def main() -> None:
 
     before, begun, wall = one_training(arguments.size), time.process_time(), time.perf_counter()
     clock[0] = begun
-    found = recommend(facts, Goal(arguments.epsilon), limits, preset, tell=tell)
+    found = dpscaffold.plan(facts, Goal(arguments.epsilon), limits, preset, tell=tell)
     seconds, wall = time.process_time() - begun, time.perf_counter() - wall
     parts[clock[1]] = parts.get(clock[1], 0.0) + time.process_time() - clock[0]
     one = (before + one_training(arguments.size)) / 2

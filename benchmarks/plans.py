@@ -34,7 +34,7 @@ from typing import Any
 
 import torch
 
-from dpscaffold import recommend
+import dpscaffold
 from dpscaffold.atomic import write_text
 from dpscaffold.checks import floor_share
 from dpscaffold.config import Configuration, load
@@ -195,7 +195,7 @@ def planned(case: Case, folder: Path, rounds: int, device: str) -> float:
     limits = replace(limits, rounds=min(rounds, limits.rounds))
     begun = time.perf_counter()
     title = f"planning {case.labels['row']}, ε = {goal.epsilon:g}"
-    found = recommend(facts, goal, limits, preset, device=device, tell=Progress(title))
+    found = dpscaffold.plan(facts, goal, limits, preset, device=device, tell=Progress(title))
     seconds = time.perf_counter() - begun
     given = {name: case.tables[name] for name in ("data", "task") if name in case.tables}
     write_plan(found, folder, given)

@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpscaffold import ALGORITHMS, Gaussian, Logistic, Plan, train
+from dpscaffold import Gaussian, Logistic, Plan, train
+from dpscaffold.algorithms import ALGORITHMS
 from dpscaffold.data import FederationWriter, describe, load
 
 if TYPE_CHECKING:

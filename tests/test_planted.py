@@ -57,14 +57,15 @@ def no_lock(monkeypatch):
 def a_seed_is_a_secret(monkeypatch):
     """A statement that takes seeded noise for noise."""
     real = STATEMENT.state
-    from dpscaffold.cli import privacy as command
     from dpscaffold.runs import account as accounts
+    from dpscaffold.runs import stating
 
     def bold(parts, facts):
         return real(parts, replace(facts, seeded=False))
 
-    for module in (accounts, runledger, command):
+    for module in (accounts, runledger):
         monkeypatch.setattr(module, "state", bold)
+    monkeypatch.setattr(stating, "state_parts", bold)
 
 
 def one_seed_for_two_runs(monkeypatch):

@@ -55,12 +55,12 @@ from dpscaffold import (
     Task,
     fedavg,
     load_model,
+    state,
     synthetic,
     train,
 )
 from dpscaffold.algorithms import Upload
 from dpscaffold.cli import app, main
-from dpscaffold.cli.privacy import _of_run, _together
 from dpscaffold.data.sources.catalogue import CATALOGUE, Dataset, Published
 from dpscaffold.data.storage import load
 from dpscaffold.engines import Draw, Simulator, State
@@ -343,8 +343,7 @@ def spent(folder: Path) -> Stated:
 def spent_together(folders: Sequence[Path], fixed_in_advance: bool) -> Stated:
     """What several runs on the same records state together."""
     with _refusing():
-        subjects = [_of_run(folder, None) for folder in folders]
-        return _stated(_together(subjects, fixed_in_advance, same_records=False))
+        return _stated(state(*folders, fixed_in_advance=fixed_in_advance))
 
 
 def open_budget(path: Path, epsilon: float, delta: float) -> None:

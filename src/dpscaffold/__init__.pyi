@@ -1,6 +1,5 @@
 __version__: str
 
-from .algorithms import ALGORITHMS as ALGORITHMS
 from .algorithms import Algorithm as Algorithm
 from .algorithms import fedavg as fedavg
 from .algorithms import fedprox as fedprox
@@ -13,11 +12,11 @@ from .config.plan import Plan as Plan
 from .data.sources.objects import federation_of as federation_of
 from .data.synthesis import synthetic as synthetic
 from .errors import BadInput as BadInput
-from .errors import Diverged as Diverged
 from .federation import Federation as Federation
 from .models.loading import load_model as load_model
 from .models.model import Model as Model
-from .planning.recommendation import recommend as recommend
+from .planning.recommendation import plan as plan
+from .runs.stating import state as state
 from .tasks import Linear as Linear
 from .tasks import Logistic as Logistic
 from .tasks import Mlp as Mlp
@@ -26,4 +25,3 @@ from .tasks import Task as Task
 from .training import Result as Result
 from .training import train as train
 from .training.from_config import run as run
-from .training.stopping import Stopping as Stopping

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dpscaffold import ALGORITHMS, Gaussian, Logistic, Mlp, ModuleTask, Plan, synthetic, train
-from dpscaffold.algorithms import ITERATIVE
+from dpscaffold import Gaussian, Logistic, Mlp, ModuleTask, Plan, synthetic, train
+from dpscaffold.algorithms import ALGORITHMS, ITERATIVE
 from dpscaffold.config import make_run
 from dpscaffold.engines import Hardware, Simulator, State
 from dpscaffold.engines.fast import devices

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from refusals import refuses
 from typer.testing import CliRunner
 
+import dpscaffold
 from dpscaffold import (
     BadInput,
     Gaussian,
@@ -20,7 +21,6 @@ from dpscaffold import (
     Mlp,
     ModuleTask,
     Plan,
-    recommend,
     scaffold_balanced,
     scaffold_warm,
 )
@@ -148,7 +148,7 @@ def test_a_class_of_fewer_is_moved_as_far_and_as_far_astray():
 def test_a_plan_of_many_rounds_promises_what_all_of_them_cost(monkeypatch):
     """ε of the T that is written, by the accountant, and σ_g beyond that of the rounds tried."""
     monkeypatch.setattr(shapes, "ROUNDS", 6)
-    found = recommend(FACTS, Goal(3.0), Limits(10_000, 2, 6))
+    found = dpscaffold.plan(FACTS, Goal(3.0), Limits(10_000, 2, 6))
     plan, run = found.setting.plan, found.setting.describe()
     assert plan.rounds == run.rounds == 10_000
     assert 2.9 < epsilon(run, found.setting.limits.against(run)) <= 3.0

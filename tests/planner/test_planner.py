@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from stated import over_draw
 from typer.testing import CliRunner
 
+import dpscaffold
 from dpscaffold import (
     BadInput,
     Federation,
@@ -22,7 +23,6 @@ from dpscaffold import (
     Linear,
     Logistic,
     Plan,
-    recommend,
     scaffold,
     scaffold_balanced,
 )
@@ -128,7 +128,7 @@ def test_a_number_has_a_surrogate_of_its_own():
 
 
 def test_a_recommendation_keeps_its_promise_and_its_limits():
-    found = recommend(FACTS, Goal(2.0, delta=1e-4), Limits(8, 3, 4))
+    found = dpscaffold.plan(FACTS, Goal(2.0, delta=1e-4), Limits(8, 3, 4))
     plan = found.setting.plan
     assert plan.rounds <= 8 and plan.local_steps <= 3 and found.setting.cohort_size == 4
     run = found.setting.describe()

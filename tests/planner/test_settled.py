@@ -12,13 +12,14 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+import dpscaffold
 from dpscaffold import Gaussian, Linear, Plan, fedavg
 from dpscaffold.cli import app
 from dpscaffold.config import Run, load, make_run, parse
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.roster import Roster
 from dpscaffold.planning.facts import Facts, Limits
-from dpscaffold.planning.recommendation import Goal, recommend
+from dpscaffold.planning.recommendation import Goal
 from dpscaffold.planning.surrogate import SurrogateSetting, surrogate
 from dpscaffold.planning.trial import Bench, StepSizeTrial
 from dpscaffold.privacy import Part, round_up, state
@@ -169,12 +170,12 @@ def test_a_mean_by_records_has_its_own_noise():
 @pytest.mark.usefixtures("quick")
 def test_what_is_not_proved_or_loose_is_said():
     facts = Facts.of(users=6, records=40, features=3, classes=2)
-    found = recommend(
+    found = dpscaffold.plan(
         facts, Goal(2.0, "third-party", 0.02, "fixed"), Limits(rounds=4, local_steps=2)
     )
     said = "\n".join(plan_lines(found))
     assert "one record at random in the clear" in said
-    small = recommend(facts, Goal(2.0), Limits(rounds=4, local_steps=2))
+    small = dpscaffold.plan(facts, Goal(2.0), Limits(rounds=4, local_steps=2))
     assert "in the clear" not in "\n".join(plan_lines(small))
 
 

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from refusals import refuses
 from typer.testing import CliRunner
 
-from dpscaffold import BadInput, Gaussian, Logistic, Plan, fedavg, recommend, scaffold_balanced
+import dpscaffold
+from dpscaffold import BadInput, Gaussian, Logistic, Plan, fedavg, scaffold_balanced
 from dpscaffold.cli import app
 from dpscaffold.config import Run, Secure, load, make_run
 from dpscaffold.deployment.server.config import load_served
@@ -116,7 +117,7 @@ def test_a_plan_is_refined_between_the_step_sizes_of_the_close_look(monkeypatch)
         ]
 
     monkeypatch.setattr(Bench, "run", scored)
-    found = recommend(FACTS, Goal(2.0), Limits(8, 2))
+    found = dpscaffold.plan(FACTS, Goal(2.0), Limits(8, 2))
     assert found.choice.rate == found.setting.plan.learning_rate
     assert abs(math.log(found.choice.rate / 0.52)) <= math.log(3) / 4 + 0.03  # two digits
     kept = {
@@ -173,7 +174,7 @@ def test_secure_sums_are_used_where_they_are_available_and_better(tmp_path):
 
 @pytest.mark.usefixtures("by_noise")
 def test_the_first_five_lines_say_what_why_and_what_to_expect():
-    found = recommend(FACTS, Goal(2.0), Limits(8, 10), Preset(available=Secure()))
+    found = dpscaffold.plan(FACTS, Goal(2.0), Limits(8, 10), Preset(available=Secure()))
     lines = plan_lines(found)[:5]
     assert lines[0].startswith("DP-FedAvg with secure sums: T = ")
     assert lines[1].startswith("why: ")

@@ -12,9 +12,10 @@ from refusals import refuses
 from stated import written
 from typer.testing import CliRunner
 
-from dpscaffold import Gaussian, Logistic, Plan, Stopping, run, scaffold, synthetic, train
+from dpscaffold import Gaussian, Logistic, Plan, run, scaffold, synthetic, train
 from dpscaffold.cli import app
 from dpscaffold.runs.ledger import read_account
+from dpscaffold.training.stopping import Stopping
 
 PLAN = Plan(rounds=40, local_steps=3, user_ratio=0.5, evaluate_every=1)
 NOISY = Gaussian(clip=1.0, noise=8.0)

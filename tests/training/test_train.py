@@ -11,7 +11,6 @@ from refusals import refuses
 from stated import over_draw, spent
 
 from dpscaffold import (
-    Diverged,
     Gaussian,
     Logistic,
     Mlp,
@@ -26,6 +25,7 @@ from dpscaffold import (
 )
 from dpscaffold.config import make_run
 from dpscaffold.engines.machine import pick_device
+from dpscaffold.errors import Diverged
 from dpscaffold.runs.ledger import read_ledger
 from dpscaffold.training import run
 from dpscaffold.training.events import RoundDone

@@ -169,15 +169,15 @@ def _recommended(
     asked: _PlanRequest, device: str, silent: bool, console: Console
 ) -> Recommendation:
     """The plan."""
+    from dpscaffold import planning
     from dpscaffold.engines.machine import pick_device, stop_signals
-    from dpscaffold.planning.recommendation import recommend
     from dpscaffold.report.tuning_progress import Rounds
     from dpscaffold.training.events import StopRequested
 
     given = (asked.facts, asked.goal, asked.limits, asked.preset)
     with stop_signals() as caught, Rounds(caught, silent, "planning") as watcher:
         try:
-            return recommend(*given, device=pick_device(device), tell=watcher)
+            return planning.plan(*given, device=pick_device(device), tell=watcher)
         except StopRequested as stopped:
             console.print(f"stopped by {stopped} before a plan was found; nothing was written")
             raise interrupted(str(stopped)) from None

@@ -3,10 +3,9 @@ whom; and the noise or the rounds for what is wanted."""
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -27,7 +26,6 @@ from dpscaffold.privacy import (
     Part,
     Statement,
     adversaries,
-    charged,
     digits_up,
     largest_rounds,
     page,
@@ -36,11 +34,9 @@ from dpscaffold.privacy import (
     solve_noise_for_guess,
     state,
 )
-from dpscaffold.privacy.mechanism import Sampling, Unit, check_delta
+from dpscaffold.privacy.mechanism import Sampling, Unit
 from dpscaffold.runs.budget_file import BudgetFile, BudgetFileContents
-from dpscaffold.runs.data_key import KEY, read_key
-from dpscaffold.runs.journal import Journal
-from dpscaffold.runs.ledger import JOURNAL, Account, read_account
+from dpscaffold.runs.stating import Subject, is_model, of_model, subject_of, together
 
 #: The numbers of a plan that has no file; without the first seven there is no run.
 NUMBERS = (
@@ -48,16 +44,6 @@ NUMBERS = (
     *("sampling", "unit", "algorithm"),
 )
 NEEDED = NUMBERS[:7]
-
-
-@dataclass(frozen=True)
-class Subject:
-    """What a statement is about: the parts of a plan or of a run, and what else is true of it."""
-
-    name: str
-    parts: tuple[Part, ...]
-    facts: Facts
-    account: Account | None = None
 
 
 def privacy_command(
@@ -127,12 +113,12 @@ def privacy_command(
         refuse_given(others, f"and {sources[0]} is a budget file; leave it out")
         _show_budget(_budget(sources[0], epsilon, delta), as_json)
         return
-    if len(sources) == 1 and (sources[0] / "privacy.json").is_file() and not _is_run(sources[0]):
+    if len(sources) == 1 and is_model(sources[0]):
         given: dict[str, object] = {"--delta": delta, "--colluders": colluders}
         given |= {"--epsilon": epsilon, "--guess": guess}
         given |= {"--solve": solve, "--against": against}
         refuse_given(given, "and the statement of a model is what its run wrote; name the run")
-        _show(_of_model(sources[0]), as_json, str(sources[0]))
+        _show(of_model(sources[0]), as_json, str(sources[0]))
         return
     solving = epsilon is not None or guess is not None
     if not solving:
@@ -145,21 +131,8 @@ def privacy_command(
     if solving:
         _show_solved(subjects, epsilon, guess, solve, against, as_json)
         return
-    if len(subjects) > 1:
-        title = " and ".join(one.name for one in subjects)
-        _show(_together(subjects, fixed_in_advance, same_records), as_json, title)
-        return
-    _show(state(subjects[0].parts, subjects[0].facts), as_json, subjects[0].name)
-
-
-def stated_of(source: Path) -> Statement:
-    """The statement of a configuration or a run folder."""
-    subject = _of_run(source, None) if source.is_dir() else _of_configuration(source, None)
-    return state(subject.parts, subject.facts)
-
-
-def _is_run(folder: Path) -> bool:
-    return (folder / JOURNAL).exists() or (folder / "ledger.json").exists()
+    title = " and ".join(one.name for one in subjects)
+    _show(together(subjects, fixed_in_advance, same_records), as_json, title)
 
 
 def _read(
@@ -177,7 +150,7 @@ def _read(
     each = None if delta is None else delta / len(sources)
     found = []
     for source in sources:
-        subject = _of_run(source, each) if source.is_dir() else _of_configuration(source, each)
+        subject = subject_of(source, each)
         if not subject.parts:
             given = {"--delta": delta, "--colluders": colluders}
             refuse_given(given, f"and {source} promises nothing; leave it out")
@@ -245,142 +218,6 @@ def _refuse_numbers(numbers: Mapping[str, Any], source: Path) -> None:
     """Refuse options that a file already answers."""
     given = {_option(name): value for name, value in numbers.items()}
     refuse_given(given, f"and {source} already says it; give one or the other")
-
-
-def _of_run(folder: Path, delta: float | None, several: bool = False) -> Subject:
-    """A run folder: its ledger holds the description of the run, so nothing else is needed."""
-    account = read_account(folder)
-    if delta is not None:
-        check_delta("delta", delta)
-        account = account.at_delta(delta)
-    parts = tuple(account.released)
-    if several:
-        whole = len(parts) == 1
-        parts = tuple(
-            replace(part, name=str(folder) if whole else f"{folder} (part {k})")
-            for k, part in enumerate(parts, start=1)
-        )
-    return Subject(str(folder), parts, account.facts(), account)
-
-
-def _of_configuration(path: Path, delta: float | None) -> Subject:
-    """A configuration: the run it would make on its data."""
-    from dpscaffold.config import load
-    from dpscaffold.data.loading import load_federation
-
-    if not path.exists():
-        raise BadInput(
-            "file-not-found",
-            f"{path} does not exist; give a configuration (TOML), a run folder, or numbers",
-        )
-    settings = load(path)
-    federation = load_federation(settings.data)
-    setting = settings.setting(federation)
-    run, limits = setting.describe(delta), settings.privacy
-    if run is None or limits is None:
-        return Subject(str(path), (), Facts(preparation=federation.preparation))
-    costs, unprotected = charged(federation.preparation, run)
-    drawn = setting.seed().drawn
-    part = Part(run, run.rounds, None, costs, str(path), setting.secret, drawn, source=str(path))
-    facts = Facts(
-        seeded=not setting.secret,
-        draw_given=drawn.given,
-        preparation=(*federation.preparation, *unprotected),
-        allowed=tuple(limits.allow or ()) if limits.release else None,
-        colluders=limits.colluders,
-    )
-    return Subject(str(path), (part,), facts)
-
-
-def _of_model(folder: Path) -> Statement:
-    path = folder / "privacy.json"
-    try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise BadInput("run-damaged", f"{path} cannot be read ({error}); restore it") from error
-    return Statement.from_json(stored, str(path))
-
-
-def _together(subjects: Sequence[Subject], fixed_in_advance: bool, same_records: bool) -> Statement:
-    """Several runs over the same records. As many participants collude in all of them as the run
-    with the most takes into account."""
-    _refuse_copies(subjects)
-    data = {} if same_records else identities([Path(one.name) for one in subjects])
-    if same_records and not identities([Path(one.name) for one in subjects]):
-        raise BadInput(
-            "not-applicable",
-            "--same-records is given, but these records are not compared and count as the same "
-            "anyway; leave it out",
-        )
-    for one in subjects:
-        if not one.parts:
-            raise BadInput(
-                "no-privacy",
-                f"{one.name} is a run without privacy, so nothing adds up; leave it out",
-            )
-        if len(one.parts) > 1 and fixed_in_advance:
-            raise BadInput(
-                "rounds-extended",
-                f"--fixed-in-advance is given, and {one.name} was given more rounds after it was "
-                f"planned, or continues another run; leave the option out, and its parts add",
-            )
-    # Parts of one folder are of one run; a copy of it that went on has the same draws and noise.
-    parts = [
-        replace(part, data=data.get(one.name), source=one.name)
-        for one in subjects
-        for part in one.parts
-    ]
-    every = [one.facts for one in subjects]
-    held = {facts.held for facts in every}
-    facts = Facts(
-        held=held.pop() if len(held) == 1 else "one computer",
-        seeded=any(facts.seeded for facts in every),
-        draw_given=any(facts.draw_given for facts in every),
-        preparation=tuple(step for facts in every for step in facts.preparation),
-        colluders=max(facts.colluders for facts in every),
-        fixed_in_advance=fixed_in_advance,
-    )
-    return state(parts, facts)
-
-
-def _refuse_copies(subjects: Sequence[Subject]) -> None:
-    """Refuse a folder that is named twice, and a copy of another one as it was earlier."""
-    places = [Path(one.name).resolve() for one in subjects]
-    for k, one in enumerate(subjects):
-        if places[k] in places[:k]:
-            raise BadInput("run-named-twice", f"{one.name} is given twice; a run is counted once")
-    for one, other in itertools.permutations(subjects, 2):
-        if one.account is None or other.account is None:
-            continue
-        if one.account.drawn.journal in other.account.continues:
-            raise BadInput(
-                "run-copied",
-                f"{one.name} went on as {other.name}, which counts all that it released; leave "
-                f"{one.name} out",
-            )
-        copied = one.account.drawn.is_copy_of(other.account.drawn)
-        if copied and Journal(Path(other.name) / JOURNAL).follows(one.account.anchor):
-            raise BadInput(
-                "run-copied",
-                f"{one.name} is a copy of {other.name}, whose ledger counts all that it released; "
-                f"leave {one.name} out",
-            )
-
-
-def identities(sources: Sequence[Path]) -> dict[str, str]:
-    """The identities of the records that the runs were made on; empty unless all were made with
-    one key, since others cannot be compared."""
-    folders = [source for source in sources if (source / KEY).is_file()]
-    if len(folders) < len(sources) or len({read_key(path / KEY) for path in folders}) > 1:
-        return {}
-    found = {}
-    for source in sources:
-        path = source / "run.json"
-        try:
-            found[str(source)] = str(json.loads(path.read_text(encoding="utf-8"))["data"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise BadInput("run-damaged", f"{path} is damaged ({error}); restore it") from error
-    return found
 
 
 def _show(said: Statement, as_json: bool, title: str) -> None:

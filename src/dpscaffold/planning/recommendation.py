@@ -132,7 +132,7 @@ class Recommendation:
         return Shape.of(self.setting, CLOSE_LOOK).smaller_than(self.setting)
 
 
-def recommend(
+def plan(
     facts: Facts,
     goal: Goal,
     limits: Limits | None = None,
@@ -152,7 +152,7 @@ def recommend(
         tell: Called with events while it works.
 
     >>> facts = Facts.of(users=10, records=40, features=5, classes=2)
-    >>> found = recommend(facts, Goal(8.0), Limits(rounds=8, local_steps=2))
+    >>> found = plan(facts, Goal(8.0), Limits(rounds=8, local_steps=2))
     >>> found.setting.plan.rounds <= 8, found.setting.privacy.noise > 0
     (True, True)
     """

@@ -19,7 +19,6 @@ import numpy as np
 import tomli_w
 
 from dpscaffold import run as train_from
-from dpscaffold.cli.privacy import stated_of
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy import (
     ALONE,
@@ -42,6 +41,7 @@ from dpscaffold.privacy import (
 from dpscaffold.privacy.accounting import group_steps, step_epsilon
 from dpscaffold.privacy.parts import allowed_in_parts, by_person, shared_draw
 from dpscaffold.privacy.seeds import SeedKnowledge
+from dpscaffold.runs import stating
 from dpscaffold.runs.budget_file import BudgetFile, BudgetGrant, BudgetRound
 from dpscaffold.runs.ledger import read_account
 from frozen import statements
@@ -376,7 +376,7 @@ def stated(config: Said, steps: Sequence[Said], folder: Path) -> Statement:
     if not steps:
         path = folder / "plan.toml"
         path.write_text(tomli_w.dumps(config), encoding="utf-8")
-        return stated_of(path)
+        return stating.state(path)
     out = folder / "run"
     for place, changes in enumerate(steps):
         train_from(config, changes, out=out, resume=place > 0)

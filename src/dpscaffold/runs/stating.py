@@ -1,0 +1,195 @@
+"""What plans and runs guarantee, from their files: one statement, of a configuration, of a run
+folder, or of several runs over the same records."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from dpscaffold.errors import BadInput
+from dpscaffold.privacy import Facts, Part, Statement, charged
+from dpscaffold.privacy import state as state_parts
+from dpscaffold.privacy.mechanism import check_delta
+from dpscaffold.runs.data_key import KEY, read_key
+from dpscaffold.runs.journal import Journal
+from dpscaffold.runs.ledger import JOURNAL, Account, read_account
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What a statement is about: the parts of a plan or of a run, and what else is true of it."""
+
+    name: str
+    parts: tuple[Part, ...]
+    facts: Facts
+    account: Account | None = None
+
+
+def state(
+    *sources: Path | str,
+    delta: float | None = None,
+    fixed_in_advance: bool = False,
+    same_records: bool = False,
+) -> Statement:
+    """The privacy statement of a configuration, a run folder or a model folder; several runs are
+    added up.
+
+    Args:
+        sources: Paths. Several must be run folders, over the same records.
+        delta: δ, which several runs share evenly; by default each has its own.
+        fixed_in_advance: Whether no plan was made after seeing a result of another run.
+        same_records: Whether runs whose records cannot be compared are all on the same records.
+    """
+    paths = [Path(one) for one in sources]
+    if len(paths) == 1 and is_model(paths[0]):
+        return of_model(paths[0])
+    each = None if delta is None else delta / max(1, len(paths))
+    return together([subject_of(one, each) for one in paths], fixed_in_advance, same_records)
+
+
+def subject_of(source: Path, delta: float | None = None) -> Subject:
+    """What a run folder or a configuration says."""
+    return _of_run(source, delta) if source.is_dir() else _of_configuration(source, delta)
+
+
+def is_model(folder: Path) -> bool:
+    """Whether this is the folder of a model, which has a statement and no ledger."""
+    ledgers = (folder / JOURNAL, folder / "ledger.json")
+    return (folder / "privacy.json").is_file() and not any(path.exists() for path in ledgers)
+
+
+def _of_run(folder: Path, delta: float | None) -> Subject:
+    """A run folder: its ledger holds the description of the run, so nothing else is needed."""
+    account = read_account(folder)
+    if delta is not None:
+        check_delta("delta", delta)
+        account = account.at_delta(delta)
+    return Subject(str(folder), tuple(account.released), account.facts(), account)
+
+
+def _of_configuration(path: Path, delta: float | None) -> Subject:
+    """A configuration: the run it would make on its data."""
+    from dpscaffold.config import load
+    from dpscaffold.data.loading import load_federation
+
+    if not path.exists():
+        raise BadInput(
+            "file-not-found",
+            f"{path} does not exist; give a configuration (TOML), a run folder, or numbers",
+        )
+    settings = load(path)
+    federation = load_federation(settings.data)
+    setting = settings.setting(federation)
+    run, limits = setting.describe(delta), settings.privacy
+    if run is None or limits is None:
+        return Subject(str(path), (), Facts(preparation=federation.preparation))
+    costs, unprotected = charged(federation.preparation, run)
+    drawn = setting.seed().drawn
+    part = Part(run, run.rounds, None, costs, str(path), setting.secret, drawn, source=str(path))
+    facts = Facts(
+        seeded=not setting.secret,
+        draw_given=drawn.given,
+        preparation=(*federation.preparation, *unprotected),
+        allowed=tuple(limits.allow or ()) if limits.release else None,
+        colluders=limits.colluders,
+    )
+    return Subject(str(path), (part,), facts)
+
+
+def of_model(folder: Path) -> Statement:
+    """The statement that the run of a model wrote."""
+    path = folder / "privacy.json"
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BadInput("run-damaged", f"{path} cannot be read ({error}); restore it") from error
+    return Statement.from_json(stored, str(path))
+
+
+def together(
+    subjects: Sequence[Subject], fixed_in_advance: bool = False, same_records: bool = False
+) -> Statement:
+    """One statement of subjects over the same records. As many participants collude in all of them
+    as the run with the most takes into account."""
+    if len(subjects) == 1:
+        return state_parts(subjects[0].parts, subjects[0].facts)
+    _refuse_copies(subjects)
+    data = {} if same_records else identities([Path(one.name) for one in subjects])
+    if same_records and not identities([Path(one.name) for one in subjects]):
+        raise BadInput(
+            "not-applicable",
+            "--same-records is given, but these records are not compared and count as the same "
+            "anyway; leave it out",
+        )
+    for one in subjects:
+        if not one.parts:
+            raise BadInput(
+                "no-privacy",
+                f"{one.name} is a run without privacy, so nothing adds up; leave it out",
+            )
+        if len(one.parts) > 1 and fixed_in_advance:
+            raise BadInput(
+                "rounds-extended",
+                f"--fixed-in-advance is given, and {one.name} was given more rounds after it was "
+                f"planned, or continues another run; leave the option out, and its parts add",
+            )
+    # Parts of one folder are of one run; a copy of it that went on has the same draws and noise.
+    parts = [
+        replace(part, data=data.get(one.name), source=one.name)
+        for one in subjects
+        for part in one.parts
+    ]
+    every = [one.facts for one in subjects]
+    held = {facts.held for facts in every}
+    facts = Facts(
+        held=held.pop() if len(held) == 1 else "one computer",
+        seeded=any(facts.seeded for facts in every),
+        draw_given=any(facts.draw_given for facts in every),
+        preparation=tuple(step for facts in every for step in facts.preparation),
+        colluders=max(facts.colluders for facts in every),
+        fixed_in_advance=fixed_in_advance,
+    )
+    return state_parts(parts, facts)
+
+
+def _refuse_copies(subjects: Sequence[Subject]) -> None:
+    """Refuse a folder that is named twice, and a copy of another one as it was earlier."""
+    places = [Path(one.name).resolve() for one in subjects]
+    for k, one in enumerate(subjects):
+        if places[k] in places[:k]:
+            raise BadInput("run-named-twice", f"{one.name} is given twice; a run is counted once")
+    for one, other in itertools.permutations(subjects, 2):
+        if one.account is None or other.account is None:
+            continue
+        if one.account.drawn.journal in other.account.continues:
+            raise BadInput(
+                "run-copied",
+                f"{one.name} went on as {other.name}, which counts all that it released; leave "
+                f"{one.name} out",
+            )
+        copied = one.account.drawn.is_copy_of(other.account.drawn)
+        if copied and Journal(Path(other.name) / JOURNAL).follows(one.account.anchor):
+            raise BadInput(
+                "run-copied",
+                f"{one.name} is a copy of {other.name}, whose ledger counts all that it released; "
+                f"leave {one.name} out",
+            )
+
+
+def identities(sources: Sequence[Path]) -> dict[str, str]:
+    """The identities of the records that the runs were made on; empty unless all were made with
+    one key, since others cannot be compared."""
+    folders = [source for source in sources if (source / KEY).is_file()]
+    if len(folders) < len(sources) or len({read_key(path / KEY) for path in folders}) > 1:
+        return {}
+    found = {}
+    for source in sources:
+        path = source / "run.json"
+        try:
+            found[str(source)] = str(json.loads(path.read_text(encoding="utf-8"))["data"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise BadInput("run-damaged", f"{path} is damaged ({error}); restore it") from error
+    return found
