@@ -394,7 +394,7 @@ LONG = (
     Mode(
         "plan",
         "facts",
-        "--users 6 --records 20 --features 2 --classes 2 --epsilon 8 --rounds 3 --local-steps 2",
+        "--users 6 --records 20 --features 2 --classes 2 --epsilon 1 --rounds 3 --local-steps 2",
         acts="--users 8; --records 30; --features 3; --classes 3; --epsilon 4; "
         "--view third-party; --delta 0.001; --sampling fixed; --similarity 50; --row-norm 2; "
         "--rounds 4; --local-steps 1; --participants 2; --config facts.toml; --out elsewhere; "

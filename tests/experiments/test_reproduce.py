@@ -125,7 +125,12 @@ def test_entries_of_a_frontier_run_their_best_choice_alone():
     ]
     assert case.labels["choice"] == "η₀ = 0.5 (K = 1, C = 0.5, tail = 0.25)"
     plan, privacy = case.settings.plan, case.settings.privacy
-    assert (plan.rate, plan.local_steps, plan.averaging, privacy.clip) == (0.5, 1, 0.25, 0.5)
+    assert (plan.learning_rate, plan.local_steps, plan.averaging, privacy.clip) == (
+        0.5,
+        1,
+        0.25,
+        0.5,
+    )
 
 
 def test_the_data_folder_of_a_request_names_no_other_run(tmp_path, monkeypatch):

@@ -16,9 +16,7 @@ from dpscaffold.config import (
     AlgorithmSettings,
     ConfigTable,
     FactsSettings,
-    Run,
     TaskSettings,
-    solve_noise,
 )
 from dpscaffold.config.configuration import with_one_round
 from dpscaffold.config.gaussian import Gaussian
@@ -38,6 +36,7 @@ from dpscaffold.deployment.provision import host_and_port, read_toml
 from dpscaffold.errors import BadInput
 
 if TYPE_CHECKING:
+    from dpscaffold.config import Run
     from dpscaffold.deployment.server.agreed import Scorer
     from dpscaffold.deployment.server.sites import Patience
 
@@ -177,6 +176,8 @@ class ServerConfiguration(ConfigTable):
     def _mechanism(self) -> Gaussian | None:
         """The noised query; where ε is given, with the noise that keeps it on the sites' public
         sizes, anybody being free to stay away."""
+        from dpscaffold.config import solve_noise  # its numbers are tensors
+
         if self.privacy is None:
             return None
         kept = {"secret": not self.deploy.rehearsal, "release": None, "allow": None}
