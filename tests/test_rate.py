@@ -116,7 +116,6 @@ def test_the_step_size_follows_the_real_sizes():
         ({"privacy": Gaussian(2 * CLIP, 1000.0, "poisson")}, 0.5),
         ({"privacy": Gaussian("median", 1000.0, "poisson")}, CLIP),
     ],
-    ids=str,
 )
 def test_under_noise_the_step_size_follows_the_noise_that_scores_gather(change, factor):
     loud = public((50, 60), noise=1000.0)
