@@ -16,7 +16,7 @@ from pydantic import (
 
 from dpscaffold.config.budgets import checked, louder_of
 from dpscaffold.config.table import RunTable
-from dpscaffold.data.config import PathText
+from dpscaffold.data.meanings import PathText
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy import Adversary, adversaries
 from dpscaffold.privacy.mechanism import (

@@ -63,6 +63,9 @@ TITLES = {
     "site": "`site.toml`: a site (`dpscaffold site`)",
 }
 
+COLUMNS = """| key | what it is | value | default | example |
+| --- | --- | --- | --- | --- |"""
+
 #: Files whose keys stand outside tables, and have the name of the file.
 WITHOUT_TABLES = ("federation", "site")
 
@@ -108,13 +111,17 @@ class Key:
 
 
 class _Declaring(GenerateJsonSchema):
-    """The JSON schema, which says of each key the class that declared it first."""
+    """The JSON schema, which says of each key the class that declared it first, by its full name:
+    classes of different tables may be called alike."""
 
     def model_schema(self, schema: Any) -> Schema:
-        made, kinds = super().model_schema(schema), schema["cls"].__mro__[::-1]
-        for name, node in made["properties"].items():
-            having = (one.__name__ for one in kinds if name in vars(one).get("__annotations__", ()))
-            node["x-declared"] = next(having, "")
+        made, kinds = super().model_schema(schema), schema["cls"].__mro__[-2::-1]
+        for name, field in schema["cls"].model_fields.items():
+            first = next(one for one in kinds if name in getattr(one, "model_fields", ()))
+            if about := first.model_fields[name].description:
+                node = made["properties"][field.alias or name]
+                node["x-declared"] = f"{first.__module__}.{first.__qualname__}"
+                node.setdefault("description", about)
         return made
 
 
@@ -184,7 +191,7 @@ def names() -> list[str]:
     """The name of every key with its table, each once.
 
     >>> names()[0], "plan.rounds" in names()
-    ('data.seed', True)
+    ('data.source', True)
     """
     return list(dict.fromkeys(key.path for key in keys()))
 
@@ -311,11 +318,8 @@ def page(found: Iterable[Key]) -> str:
     first = {(key.declared or key.table, key.name): key.table for key in declared()}
     for table, listed in groupby(found, key=lambda key: key.table):
         lines += ["", f"## {TITLES.get(table, f'`{table}`')}", ""]
-        lines += [
-            "| key | what it is | value | default | example |",
-            "| --- | --- | --- | --- | --- |",
-        ]
         shared: dict[str, list[str]] = {}
+        rows = [COLUMNS]
         for key in listed:
             owner = first[key.declared or table, key.name]
             if owner != table:
@@ -323,7 +327,8 @@ def page(found: Iterable[Key]) -> str:
                 continue
             about = f"{key.about} *({key.of})*" if key.of else key.about
             cells = [f"`{key.name}`", about, key.kind, key.default, f"`{toml(key.example)}`"]
-            lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+            rows.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+        lines += rows if rows != [COLUMNS] else []
         for owner, same in shared.items():
             lines += ["", f"Also {', '.join(same)}, as in `[{owner}]`."]
     return "\n".join([*lines, ""])

@@ -6,7 +6,6 @@ options that the chosen partition does not use are refused with one sentence.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -21,7 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-from dpscaffold.data.meanings import CsvFormat, Ends, Meanings
+from dpscaffold.data.meanings import CsvFormat, Ends, Meanings, PathText, Sourced, Stored
 from dpscaffold.data.preprocessing import PreprocessingStep, check_order
 from dpscaffold.data.sentences import mistake_of
 from dpscaffold.data.tables.cells import Spellings, days
@@ -42,14 +41,8 @@ PAPER_STEPS = ("standardise", "unit-norm")
 ARRAY_STEPS = ("unit-norm",)
 
 
-#: A path as text, given as either.
-PathText = Annotated[str, BeforeValidator(lambda p: os.fspath(p) if isinstance(p, Path) else p)]
-
-
-class _Data(BaseModel):
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
+class _Data(Sourced):
+    model_config = ConfigDict(allow_inf_nan=False)
     seed: int = Field(default=0, ge=0)
     """Seed of the synthetic data, of the partition among users and of the split into train and
     test. Example: ``1``"""
@@ -64,8 +57,6 @@ class Synthetic(_Data):
     """The paper's synthetic federation; ``records`` counts train and test together."""
 
     source: Literal["synthetic"] = "synthetic"
-    """The source of the records; a table without it is the paper's synthetic data. Example:
-    ``"csv"``"""
     alpha: float = Field(default=0.0, ge=0)
     """α: how much the users' models differ. Example: ``5.0``"""
     beta: float = Field(default=0.0, ge=0)
@@ -161,7 +152,7 @@ class Pooled(_Data):
         return self
 
 
-class Images(Pooled):
+class Images(Pooled, Stored):
     """Published images. Those of MNIST, Fashion-MNIST and CIFAR-10 are the training files, those of
     both EMNISTs the training and test files together."""
 
@@ -219,9 +210,7 @@ class Digits(Pooled):
 class Range(Ends):
     """``target = { kind = "number", low = 0, high = 60 }``: a number, and its public range."""
 
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(allow_inf_nan=False)
     kind: Literal["number"]
     """What is predicted. Example: ``"number"``"""
 
@@ -314,7 +303,7 @@ def _low_and_high(name: str, ends: list[Any] | tuple[Any, ...]) -> tuple[float, 
     return float(low), float(high)
 
 
-class TabularFile(Pooled, Meanings):
+class TabularFile(Pooled, Stored, Meanings):
     drafted: bool = False
     """Whether 'init' drafted the configuration by looking at the records. The privacy statement
     then says so, because this is outside ε. If you remove the key, you vouch that every line is
@@ -452,7 +441,7 @@ class Parquet(TabularFile):
     source: Literal["parquet"]
 
 
-class Npz(Pooled):
+class Npz(Pooled, Stored):
     """A ``.npz`` file with ``features``, ``labels`` and perhaps ``users`` (for partition
     ``natural``)."""
 
@@ -479,11 +468,10 @@ class Npz(Pooled):
         return self.partition == "natural"
 
 
-class Saved(BaseModel):
+class Saved(Stored):
     """A federation prepared with ``dpscaffold data prepare`` (its split and preprocessing come with
     it)."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
     source: Literal["saved"]
     path: PathText
     """The folder that 'dpscaffold data prepare' wrote. Example: ``"prepared"``"""

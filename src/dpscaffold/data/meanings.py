@@ -6,6 +6,8 @@ the same things; each is declared here once.
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -15,9 +17,27 @@ from dpscaffold.data.tables.dialect import AUTO
 from dpscaffold.data.tables.missing import checked_na_strings
 from dpscaffold.errors import BadValue
 
+#: A path as text, given as either.
+PathText = Annotated[str, BeforeValidator(lambda p: os.fspath(p) if isinstance(p, Path) else p)]
+
 
 class _Shared(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class Sourced(_Shared):
+    """Records of one kind of source, each of which is a class of its own."""
+
+    source: str
+    """The source of the records; a [data] table without it is the paper's synthetic data. Example:
+    ``"csv"``"""
+
+
+class Stored(Sourced):
+    """Records that lie in a file or a folder."""
+
+    path: PathText | None
+    """Where the records lie. Example: ``"records.csv"``"""
 
 
 class Ends(_Shared):

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import ValidationError, model_validator
 
-from dpscaffold.data.meanings import CsvFormat, Gaps
+from dpscaffold.data.meanings import CsvFormat, Gaps, Stored
 from dpscaffold.data.sentences import mistake_of
 from dpscaffold.data.tables.dialect import AUTO
 from dpscaffold.errors import BadInput, BadValue
 
 
-class _SiteFile(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+class _SiteFile(Stored):
     path: str
     """The file, relative to this one or absolute. It is read by the plan's [schema]. Value: a path.
     Example: ``"records.csv"``"""
@@ -25,7 +24,6 @@ class SiteCsv(_SiteFile, CsvFormat):
     guessed from all records would let one record change how the others are read."""
 
     source: Literal["csv"]
-    """The kind of file. Example: ``"csv"``"""
 
     @model_validator(mode="after")
     def _declared(self) -> SiteCsv:
