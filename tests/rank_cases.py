@@ -60,13 +60,13 @@ class Special:
 
 def narrow() -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Products so narrow that their last bits depend on where a row begins in memory."""
-    plan = Plan(rounds=4, local_steps=4, user_ratio=0.4, data_ratio=0.2)
+    plan = Plan(rounds=4, local_steps=4, user_ratio=0.4, data_ratio=0.2, learning_rate=0.5)
     data = synthetic(users=20, records=60)
     return (data, Logistic(40, 10), scaffold(), plan, Gaussian(clip=1.0, noise=2.0)), {}
 
 
 def secure() -> tuple[tuple[Any, ...], dict[str, Any]]:
-    plan = Plan(rounds=3, local_steps=1, user_ratio=0.8, data_ratio=0.5)
+    plan = Plan(rounds=3, local_steps=1, user_ratio=0.8, data_ratio=0.5, learning_rate=0.5)
     data = synthetic(users=10, records=40)
     given = (data, Logistic(40, 10), fedavg(), plan, Gaussian(clip=1.0, noise=2.0))
     return given, {"secure": Secure(colluders=1)}
@@ -114,14 +114,14 @@ def pulled() -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 def many() -> tuple[tuple[Any, ...], dict[str, Any]]:
     """More rows than are added together, and more than PyTorch adds in one group."""
-    plan = Plan(rounds=3, local_steps=2, user_ratio=0.9, data_ratio=0.5)
+    plan = Plan(rounds=3, local_steps=2, user_ratio=0.9, data_ratio=0.5, learning_rate=0.5)
     data = synthetic(users=60, records=10)
     given = (data, Logistic(40, 10), scaffold(), plan, Gaussian(clip=1.0, noise=2.0))
     return given, {"chunk": 21}
 
 
 def two_classes() -> tuple[tuple[Any, ...], dict[str, Any]]:
-    plan = Plan(rounds=2, local_steps=2, user_ratio=0.5, data_ratio=0.5)
+    plan = Plan(rounds=2, local_steps=2, user_ratio=0.5, data_ratio=0.5, learning_rate=0.5)
     data = synthetic(users=8, records=20, classes=2)
     task = Linear(data.dimension, 1, LOSSES["logistic"])
     return (data, task, scaffold(), plan, Gaussian(clip=1.0, noise=2.0)), {}
@@ -133,7 +133,7 @@ def numbers() -> tuple[tuple[Any, ...], dict[str, Any]]:
         [(t.of(i)[0], t.of(i)[0][:, 0] / 4) for i in range(6)] for t in (data.train, data.test)
     ]
     made = Federation.from_arrays(*pairs, target="number")
-    plan = Plan(rounds=3, local_steps=2, user_ratio=0.5, data_ratio=0.5)
+    plan = Plan(rounds=3, local_steps=2, user_ratio=0.5, data_ratio=0.5, learning_rate=0.5)
     task = Linear(4, 1, LOSSES["squared"])
     return (made, task, scaffold(), plan, Gaussian(clip=1.0, noise=2.0)), {}
 

@@ -287,7 +287,13 @@ def test_like_users_are_pulled_more_than_unlike_ones():
 TABLES = {
     "data": {"users": 6, "records": 40, "dimension": 4, "classes": 3},
     "algorithm": {"name": "scaffold-balanced"},
-    "plan": {"rounds": 6, "local_steps": 2, "user_ratio": 0.5, "checkpoint_every": 1},
+    "plan": {
+        "rounds": 6,
+        "local_steps": 2,
+        "user_ratio": 0.5,
+        "learning_rate": 0.5,
+        "checkpoint_every": 1,
+    },
     "privacy": {"noise": 3.0},
     "personal": {"kind": "mean-regularised"},
 }

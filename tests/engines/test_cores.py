@@ -120,7 +120,7 @@ def test_a_stack_of_runs_is_shared_without_drawing_twice(monkeypatch):
 
 
 def rows_of(users, runs=1):
-    plan, streams = Plan(rounds=1), [Randomness(0), Randomness(1)]
+    plan, streams = Plan(rounds=1, learning_rate=0.5), [Randomness(0), Randomness(1)]
     return [
         Row(user, 9, 3, plan, None, streams[run % len(streams)], plan.step_size, run)
         for run in range(runs)
@@ -291,7 +291,7 @@ def test_errors_that_grow_wild_are_taken_step_by_step(monkeypatch):
 )
 def test_what_the_script_does_not_know_it_leaves(monkeypatch, privacy, scale):
     data = data_for(LOSSES["softmax"], scale)
-    plan = Plan(rounds=1, local_steps=2, user_ratio=1.0, data_ratio=0.4)
+    plan = Plan(rounds=1, local_steps=2, user_ratio=1.0, data_ratio=0.4, learning_rate=0.5)
 
     def ended():
         return train(data, Logistic(4, 2), fedavg(), plan, PRIVACIES[privacy]).params
