@@ -66,7 +66,7 @@ def test_the_tail_is_the_last_fraction_of_the_real_rounds(averaging, tail, warm)
 def test_a_plan_is_written_as_its_fields():
     """to_dict gives back the same plan."""
     plan = Plan(rounds=7, weighting="records", averaging=0.3)
-    assert Plan(**plan.to_dict()) == plan
+    assert Plan(**plan.model_dump()) == plan
 
 
 NAN, INF = float("nan"), float("inf")

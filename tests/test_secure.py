@@ -84,12 +84,9 @@ def test_the_grid_follows_from_the_deviation(deviation, reach):
 
 @pytest.mark.parametrize("members", [3, 10, 29, 30])
 def test_the_noise_of_the_honest_members_is_enough(members):
-    """|A| − k members' noise together has the deviation zΔ, for every list."""
-    secure = Secure(colluders=1, least=3)
-    each = secure.deviation(7.59, 0.01, members)
-    assert math.isclose(each * math.sqrt(members - 1), 7.59 * 0.01)
-    own = secure.noise_for(1.41, 30, members)
-    assert math.isclose(own * math.sqrt(members - 1), 1.41 * math.sqrt(29))
+    """|A| − k members' noise together is that of all honest ones who were drawn, for every list."""
+    plan = SumPlan.of(Secure(1, least=3), [1.0] * 30, [0.1] * 30, [1.0] * 30, 30, noise=1.41)
+    assert math.isclose(plan.noise_for(members) * math.sqrt(members - 1), 1.41 * math.sqrt(29))
 
 
 def test_a_plan_weighs_and_divides():
@@ -106,6 +103,8 @@ def test_a_plan_weighs_and_divides():
     assert math.isclose(plan.noise_for(3), 2.0 * math.sqrt(3 / 2)) and plan.noise_for(4) == 2.0
     with refuses("too-few-sites: list has 2 … secure.least is 3"):
         plan.noise_for(2)
+    with refuses("too-many-sites: list has 5 … 4 were drawn"):
+        plan.noise_for(5)
 
 
 @pytest.mark.parametrize(
@@ -137,18 +136,6 @@ def test_too_few_participants_are_refused(secure, participants, said):
         secure.smallest_list(participants)
 
 
-def test_lists_longer_than_the_draw_or_without_honest_members_are_refused():
-    """Both would lower the noise."""
-    with refuses("too-many-sites"):
-        Secure(1).noise_for(1.0, 4, 5)
-    with refuses("too-few-sites: at least 3"):
-        Secure(1).deviation(1.0, 1.0, 2)
-
-
-@pytest.mark.parametrize("bad", [{"step": 0.3}, {"step": 0.0}, {"step": 1.0, "bits": 16}])
-def test_a_grid_is_a_power_of_two(bad):
-    """With 32 or 64 bits."""
-    with pytest.raises(BadInput):
-        SumGrid(**bad)
+def test_a_sum_without_noise_has_no_grid():
     with refuses("no-noise"):
         SumGrid.of(0.0, 1.0)

@@ -38,7 +38,7 @@ SECRET = Gaussian(clip=0.7, noise=20.0, secret=True)
 def deployment(world, out, limits=None, patience=None, observer=None):
     offer = read_offer(world.enrolled.offer)
     scorer = evaluation_on(offer, *world.data.test.of(0))
-    config = {"plan": world.setting.plan.to_dict(), "privacy": {"secret": world.secret}}
+    config = {"plan": world.setting.plan.model_dump(), "privacy": {"secret": world.secret}}
     private = world.setting.privacy is not None
     return Deployment(
         offer,

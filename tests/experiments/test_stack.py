@@ -26,7 +26,7 @@ def train_stack(runs, *more):
 
 def alone(one):
     """The same run by ``train``, its last iterates evaluated every round."""
-    plan = {**one.plan.to_dict(), "averaging": "none", "evaluate_every": 1}
+    plan = {**one.plan.model_dump(), "averaging": "none", "evaluate_every": 1}
     run = type(one.plan)(**plan)
     return train(one.federation, one.task, one.algorithm, run, one.privacy)
 

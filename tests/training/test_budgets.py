@@ -144,7 +144,7 @@ def test_a_configuration_has_a_table():
 BAD = {
     "unknown-user: nowhere": {"default": 1.0, "nowhere": 2.0},
     "missing-key: '1' … default": {"0": 1.0},
-    "missing-key: empty": {},
+    "missing-key: '0' … default": {},
     "out-of-range: privacy.epsilon.1 is 0": {"default": 1.0, "1": 0.0},
     "out-of-range: privacy.epsilon.1 is -2": {"default": 1.0, "1": -2},
     "not-a-number": {"default": 1.0, "1": True},

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from dpscaffold.checks import number
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy import SERVER, adversaries, epsilons_by_group, solve_noise
 from dpscaffold.privacy.accounting import rounded_steps
@@ -34,32 +33,6 @@ DEFAULT = "default"
 
 #: ε of all users, or a table by name.
 Epsilon = float | Mapping[str, float]
-
-
-def checked(epsilon: Epsilon, name: str = "privacy.epsilon") -> Epsilon:
-    """ε, or a table of them, refused where one is not a positive number.
-
-    >>> checked({"north": 0.5, "default": 2})
-    {'north': 0.5, 'default': 2.0}
-    """
-    if not isinstance(epsilon, Mapping):
-        return _positive(name, epsilon)
-    if not epsilon:
-        raise BadInput(
-            "missing-key",
-            f"{name} is an empty table; give a number, or a table such as "
-            f"{{ {DEFAULT} = 2.0, north = 0.5 }}",
-        )
-    return {str(user): _positive(f"{name}.{user}", value) for user, value in epsilon.items()}
-
-
-def _positive(name: str, value: object) -> float:
-    if not number(name, value) > 0:
-        raise BadInput(
-            "out-of-range",
-            f"{name} is {value:g}; give a number above 0, such as 2 (smaller is stronger)",
-        )
-    return float(value)  # type: ignore[arg-type]
 
 
 def budgets_of(table: Mapping[str, float], roster: Roster) -> tuple[float, ...]:

@@ -14,7 +14,7 @@ from pydantic import (
     model_validator,
 )
 
-from dpscaffold.config.budgets import checked, louder_of
+from dpscaffold.config.budgets import louder_of
 from dpscaffold.config.table import RunTable
 from dpscaffold.data.meanings import PathText
 from dpscaffold.errors import BadInput
@@ -235,9 +235,16 @@ class Gaussian(NoisedStep):
                 "privacy.allow is given, which overrules what a release refuses, and nothing is "
                 "released; add privacy.release = true or leave it out",
             )
-        if self.epsilon is not None:
-            checked(self.epsilon)
         self._check_one()
+        given = self.epsilon if isinstance(self.epsilon, dict) else {"": self.epsilon}
+        for user, epsilon in given.items():
+            if epsilon is not None and not epsilon > 0:
+                name = f"privacy.epsilon.{user}".rstrip(".")
+                raise BadInput(
+                    "out-of-range",
+                    f"{name} is {epsilon:g}; give a number above 0, such as 2 (smaller is "
+                    f"stronger)",
+                )
         if self.noise_by_user is not None:
             self._check_noises(self.noise_by_user)
         if self.delta is not None and self.delta != RECORDS:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
@@ -204,7 +204,3 @@ class Plan(RunTable):
     def averages(self, round: int, warm_rounds: int) -> bool:
         """Whether x^round is part of the averaged output."""
         return round >= self.averaged_from(warm_rounds)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The fields by name."""
-        return self.model_dump()

@@ -17,7 +17,6 @@ from dpscaffold.config.budgets import (
     Epsilon,
     alike,
     budgets_of,
-    checked,
     heterogeneity_of,
     joint_noises,
     noise_weight,
@@ -391,7 +390,7 @@ def solve_noise(run: Run, epsilon: Epsilon) -> Run:
         )
     costs, _ = charged(run.roster.schema.preparation, described)
     if isinstance(epsilon, Mapping):
-        epsilons = budgets_of(checked(epsilon), run.roster)  # type: ignore[arg-type]
+        epsilons = budgets_of(epsilon, run.roster)
         if run.secure is None:  # a user's own noise hides it from everybody
             noises = own_noises(described, epsilons, costs)
         else:

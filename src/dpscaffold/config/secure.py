@@ -8,11 +8,7 @@ carry their noise.
 How to use it, at a site and at whoever adds up:
 
 >>> import torch
->>> secure = Secure(colluders=1)
->>> deviation = secure.deviation(multiplier=4.0, sensitivity=0.5, members=5)  # zΔ/√(|A| − k)
->>> deviation
-1.0
->>> grid = SumGrid.of(deviation, reach=100.0)
+>>> grid = SumGrid.of(deviation=1.0, reach=100.0)
 >>> grid
 SumGrid(step=0.0009765625, bits=32)
 >>> parts = [grid.quantise(torch.tensor([1.0, -2.0], dtype=torch.float64)) for _ in range(5)]
@@ -58,8 +54,8 @@ class Secure(RunTable):
 
     It needs ``plan.local_steps = 1`` and an algorithm without memory.
 
-    >>> Secure(colluders=1).deviation(multiplier=3.0, sensitivity=1.0, members=10)
-    1.0
+    >>> Secure(colluders=1).smallest_list(participants=10)
+    10
     """
 
     model_config = ConfigDict(strict=True)
@@ -109,35 +105,6 @@ class Secure(RunTable):
         """What the accountant has to know."""
         return SecureSums(self.colluders, self.smallest_list(participants))
 
-    def deviation(self, multiplier: float, sensitivity: float, members: int) -> float:
-        """zΔ/√(|A| − k), the standard deviation of one member's noise in a list of ``members``.
-
-        The noise of the honest members together then has at least the deviation zΔ.
-        """
-        honest = members - self.colluders
-        if honest < 2:
-            raise BadInput(
-                "too-few-sites",
-                f"the list has {members} members with secure.colluders = {self.colluders}; at "
-                f"least {self.colluders + 2} are needed",
-            )
-        return multiplier * sensitivity / math.sqrt(honest)
-
-    def noise_for(self, noise: float, participants: int, members: int) -> float:
-        """σ_g of a member of a shorter list, from the σ_g for a list of all ``participants``.
-
-        >>> Secure(colluders=1).noise_for(2.0, participants=10, members=5)
-        3.0
-        """
-        self.deviation(1.0, 1.0, members)
-        if members > participants:
-            raise BadInput(
-                "too-many-sites",
-                f"the list has {members} members, and {participants} were drawn; a list is part "
-                f"of the draw",
-            )
-        return noise * math.sqrt((participants - self.colluders) / (members - self.colluders))
-
 
 @dataclass(frozen=True)
 class SumGrid:
@@ -150,16 +117,6 @@ class SumGrid:
 
     step: float
     bits: int = 32
-
-    def __post_init__(self) -> None:
-        if self.bits not in (32, 64):
-            raise BadInput(
-                "unknown-choice", f"bits is {self.bits!r}; integers of a sum have 32 or 64"
-            )
-        if not (self.step > 0 and math.isfinite(self.step) and math.frexp(self.step)[0] == 0.5):
-            raise BadInput(
-                "out-of-range", f"step is {self.step!r}; the step of a sum's grid is a power of two"
-            )
 
     @classmethod
     def of(cls, deviation: float, reach: float) -> SumGrid:
@@ -291,8 +248,14 @@ class SumPlan:
                 f"the list has {members} members, and secure.least is {self.least}; a shorter "
                 f"list is refused",
             )
-        full = self.noise if noise is None else noise
-        return self.secure.noise_for(full, self.participants, members)
+        if members > self.participants:
+            raise BadInput(
+                "too-many-sites",
+                f"the list has {members} members, and {self.participants} were drawn; a list is "
+                f"part of the draw",
+            )
+        full, colluders = self.noise if noise is None else noise, self.secure.colluders
+        return full * math.sqrt((self.participants - colluders) / (members - colluders))
 
     def quantise(self, users: Sequence[int], values: Tensor) -> Tensor:
         """The integers that these users upload, (U, P), from their noised batch means in
