@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from privacy.settings import SMALL, run_of
-from pydantic import ValidationError
 from refusals import refuses
 
 from dpscaffold.config import Gaussian
@@ -185,7 +184,7 @@ def test_every_field_changes_epsilon_or_is_known_not_to(name):
     run, value = ALTERED[name]
     try:
         other = seen(replace(run, **{name: value}))
-    except ValidationError:
+    except BadInput:
         return
     assert other != seen(run)
 
@@ -211,7 +210,7 @@ def test_every_number_of_a_group_matters(part, value):
     changed = replace(SUM.groups[1], **{part: value})
     try:
         other = replace(SUM, groups=(SUM.groups[0], changed))
-    except ValidationError:
+    except BadInput:
         return
     assert seen(other) != seen(SUM)
 
@@ -243,3 +242,12 @@ def test_a_new_kind_of_run_has_no_guarantee():
 def test_what_trains_and_what_is_accounted_share_their_fields():
     shared = {"clip", "noise", "sampling", "unit"}
     assert shared <= {field.name for field in fields(Mechanism)} & set(Gaussian.model_fields)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"delta": 2.0}, {"rounds": 1.5}, {"unit": "site"}, {"noise": -1.0}, {"users": 7}]
+)
+def test_a_run_with_a_wrong_field_is_refused_in_one_sentence(wrong):
+    with pytest.raises(BadInput) as refused:
+        replace(SUM, **wrong)
+    assert next(iter(wrong)) in str(refused.value) and "\n" not in str(refused.value)

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from functools import cache, cached_property
-from typing import Annotated, Any, Literal
+from functools import cache, cached_property, wraps
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,6 +62,37 @@ def noise_scale(noise: float, unit: Unit, clip: Any, batch: Any) -> Any:
     return 2 * clip * noise / (batch if unit == "record" else 1)
 
 
+T = TypeVar("T")
+
+
+def refusing(kind: type[T]) -> type[T]:
+    """A class of pydantic that refuses the first wrong field in one sentence."""
+    made: Any = kind
+    plain = made.__init__
+
+    @wraps(plain)
+    def checked(*args: Any, **values: Any) -> None:
+        try:
+            plain(*args, **values)
+        except ValidationError as error:
+            raise _mistake_of(error) from None
+
+    made.__init__ = checked
+    return kind
+
+
+def _mistake_of(error: ValidationError) -> BadInput:
+    """What is wrong first, in one sentence that names the field and its value."""
+    first = error.errors()[0]
+    known = first.get("ctx", {}).get("error")
+    if isinstance(known, BadInput):
+        return known
+    code = "unknown-choice" if first["type"] == "literal_error" else "out-of-range"
+    field = next((str(name) for name in reversed(first["loc"]) if str(name).isidentifier()), "")
+    return BadInput(code, f"{field}={first['input']!r:.60} cannot be run: {first['msg']}")
+
+
+@refusing
 @dataclass(frozen=True, config=STRICT)
 class Group:
     """Users that hold the same number of records and draw the same number of them: R_i, b_i, how
@@ -98,6 +128,7 @@ class Group:
         return self.batch / self.records
 
 
+@refusing
 @dataclass(frozen=True, config=STRICT)
 class SecureSums:
     """The server sees sums over lists of at least ``least`` users, and at most ``colluders`` users
@@ -111,6 +142,7 @@ class SecureSums:
     least: int
 
 
+@refusing
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Mechanism:
     """T rounds of a Gaussian mechanism; in each, m of M users drawn uniformly take part with K
@@ -291,17 +323,6 @@ def _stored() -> TypeAdapter[Mechanism]:
     return TypeAdapter(Mechanism)
 
 
-def _mistake_of(error: ValidationError) -> BadInput:
-    """What is wrong first, in one sentence that names the field and its value."""
-    first = error.errors()[0]
-    known = first.get("ctx", {}).get("error")
-    if isinstance(known, BadInput):
-        return known
-    code = "unknown-choice" if first["type"] == "literal_error" else "out-of-range"
-    field = next((str(name) for name in reversed(first["loc"]) if str(name).isidentifier()), "")
-    return BadInput(code, f"{field}={first['input']!r:.60} cannot be run: {first['msg']}")
-
-
 def _is_partition(groups: Sequence[Group], membership: Sequence[int], users: int) -> bool:
     """Whether each user is in one group, and every group has as many as it says."""
     sizes = [group.users for group in groups]
@@ -392,30 +413,30 @@ def describe(
         )
     sizes, draws = _each("records", records, users), _each("batch_sizes", batch_sizes, users)
     own = (_each("louder", louder or 1.0, users), _each("weights", weights or 1.0, users))
-    try:
-        if unit == "user":  # neither may be revealed, and neither matters
-            _ = [Group(size, draw, 1) for size, draw in set(zip(sizes, draws, strict=True))]
-            sizes = draws = [1] * users
-        kinds = list(zip(sizes, draws, *own, strict=True))
-        groups = tuple(
-            Group(records=size, batch=draw, users=n, louder=louder, weight=weight)
-            for (size, draw, louder, weight), n in Counter(kinds).items()
+    if unit == "user":  # neither may be revealed, and neither matters
+        _ = [Group(size, draw, 1) for size, draw in set(zip(sizes, draws, strict=True))]
+        sizes = draws = [1] * users
+    places: dict[tuple[Any, ...], int] = {}  # in one pass: there may be a million users
+    kinds = zip(sizes, draws, *own, strict=True)
+    membership = tuple(places.setdefault(kind, len(places)) for kind in kinds)
+    groups = tuple(
+        Group(records=size, batch=draw, users=n, louder=louder, weight=weight)
+        for (size, draw, louder, weight), n in zip(
+            places, np.bincount(membership).tolist(), strict=True
         )
-        places = {kind: place for place, kind in enumerate(dict.fromkeys(kinds))}
-        return Mechanism(
-            users=users,
-            groups=groups,
-            membership=tuple(places[kind] for kind in kinds) if len(groups) > 1 else (),
-            noise=float(noise),
-            clip=clip,
-            unit=unit,
-            weighting=weighting,
-            memory=memory,
-            delta=_delta(delta, sum(group.records * group.users for group in groups)),
-            **others,
-        )
-    except ValidationError as error:
-        raise _mistake_of(error) from None
+    )
+    return Mechanism(
+        users=users,
+        groups=groups,
+        membership=membership if len(groups) > 1 else (),
+        noise=float(noise),
+        clip=clip,
+        unit=unit,
+        weighting=weighting,
+        memory=memory,
+        delta=_delta(delta, sum(group.records * group.users for group in groups)),
+        **others,
+    )
 
 
 def _delta(delta: Delta | None, protected: int) -> float:

@@ -30,7 +30,7 @@ from pydantic.dataclasses import dataclass as pydantic_dataclass
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.adversary import ALONE, Adversary
 from dpscaffold.privacy.loss import REACH, Loss, privacy_parameters, step_losses
-from dpscaffold.privacy.mechanism import STRICT, Mechanism, Sampling
+from dpscaffold.privacy.mechanism import STRICT, Mechanism, Sampling, refusing
 
 Protection = Literal["none needed", "public", "private", "unprotected", "drafted"]
 PROTECTIONS: tuple[Protection, ...] = get_args(Protection)
@@ -50,6 +50,7 @@ COUNTED = (
 )
 
 
+@refusing
 @pydantic_dataclass(frozen=True, config=STRICT)
 class Cost:
     """A mechanism that was run next to the training, on the same records and for the same
