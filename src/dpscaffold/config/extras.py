@@ -7,9 +7,10 @@ from typing import Literal
 from pydantic import Field
 
 from dpscaffold.config.table import ConfigTable
+from dpscaffold.data.meanings import Alike, Shape
 
 
-class FactsSettings(ConfigTable):
+class FactsSettings(Shape, Alike, ConfigTable):
     """``[facts]``: what is public about the data, for ``dpscaffold plan``."""
 
     users: int | None = None

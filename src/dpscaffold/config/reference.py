@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import groupby
 from pathlib import Path
@@ -315,22 +315,22 @@ def _bare(name: str) -> str:
 def page(found: Iterable[Key]) -> str:
     """``docs/configuration.md``."""
     lines = [HEAD]
-    first = {(key.declared or key.table, key.name): key.table for key in declared()}
+    first = {(key.declared or key.table, key.name): key for key in declared()}
     for table, listed in groupby(found, key=lambda key: key.table):
         lines += ["", f"## {TITLES.get(table, f'`{table}`')}", ""]
         shared: dict[str, list[str]] = {}
         rows = [COLUMNS]
         for key in listed:
             owner = first[key.declared or table, key.name]
-            if owner != table:
-                shared.setdefault(owner, []).append(f"`{key.name}`")
+            if owner != key and replace(owner, table=table, of=key.of, example=key.example) == key:
+                shared.setdefault(owner.table, []).append(f"`{key.name}`")
                 continue
             about = f"{key.about} *({key.of})*" if key.of else key.about
             cells = [f"`{key.name}`", about, key.kind, key.default, f"`{toml(key.example)}`"]
             rows.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
         lines += rows if rows != [COLUMNS] else []
-        for owner, same in shared.items():
-            lines += ["", f"Also {', '.join(same)}, as in `[{owner}]`."]
+        for place, same in shared.items():
+            lines += ["", f"Also {', '.join(same)}, as in `[{place}]`."]
     return "\n".join([*lines, ""])
 
 

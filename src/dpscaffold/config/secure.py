@@ -29,7 +29,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dpscaffold.config.table import RunTable
 from dpscaffold.errors import BadInput
@@ -45,7 +45,31 @@ SUM_GRID_BITS = 10
 TAILS = 16.0
 
 
-class Secure(RunTable):
+class Colluding(BaseModel):
+    """Against whom a sum hides its parts."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+    colluders: int | None = Field(default=1, ge=0)
+    """k, the number of sites that may share all they know with whoever adds up; a site counts
+    members that it has not confirmed among them. In [sums], a number asks for masks: with less
+    noise at each site, nobody learns more than the total. Value: an integer, 0 or more. Example:
+    ``2``"""
+
+
+class SumRules(Colluding):
+    """What the members of a sum agree on, and what one of them accepts."""
+
+    colluders: int = Field(default=1, ge=0)
+    least: int | None = Field(default=None, ge=1)
+    """The smallest number of sites whose uploads are added up; by default all that take part in a
+    round, at a site 3. Value: an integer, at least 2 more than colluders. Example: ``10``"""
+    voids: int = Field(default=0, ge=0)
+    """The number of attempts without a result that a site permits in all. Each is accounted as a
+    further participation. In a deployed run the default is one for every 20 rounds, and 0 for a
+    single round; at a site 10. Value: an integer, 0 or more. Example: ``20``"""
+
+
+class Secure(SumRules, RunTable):
     """``[secure]``: the server sees sums of uploads and no single upload.
 
     The guarantee holds towards a server that may be hostile, together with at most ``colluders``
@@ -60,17 +84,6 @@ class Secure(RunTable):
 
     model_config = ConfigDict(strict=True)
     table: ClassVar[str] = "secure"
-
-    colluders: int = Field(default=1, ge=0)
-    """k, the number of sites that may share all they know with the server. Value: an integer, 0 or
-    more. Example: ``2``"""
-    least: int | None = Field(default=None, ge=1)
-    """The smallest number of sites whose uploads are added up; by default all that take part in a
-    round. Value: an integer, at least 2 more than colluders. Example: ``10``"""
-    voids: int = Field(default=0, ge=0)
-    """The number of attempts without a result that a site permits in all. Each is accounted as a
-    further participation. In a deployed run the default is one for every 20 rounds, and 0 for a
-    single round. Value: an integer, 0 or more. Example: ``20``"""
 
     @model_validator(mode="after")
     def _two_honest(self) -> Secure:

@@ -20,7 +20,17 @@ from pydantic import (
     model_validator,
 )
 
-from dpscaffold.data.meanings import CsvFormat, Ends, Meanings, PathText, Sourced, Stored
+from dpscaffold.data.meanings import (
+    Alike,
+    Classes,
+    CsvFormat,
+    Ends,
+    Meanings,
+    PathText,
+    Sourced,
+    Stored,
+    Users,
+)
 from dpscaffold.data.preprocessing import PreprocessingStep, check_order
 from dpscaffold.data.sentences import mistake_of
 from dpscaffold.data.tables.cells import Spellings, days
@@ -53,7 +63,7 @@ class _Data(Sourced):
     """The share of each user's records that is kept for testing. Example: ``0.25``"""
 
 
-class Synthetic(_Data):
+class Synthetic(_Data, Users, Classes):
     """The paper's synthetic federation; ``records`` counts train and test together."""
 
     source: Literal["synthetic"] = "synthetic"
@@ -78,7 +88,7 @@ class Synthetic(_Data):
     Example: ``0.5``"""
 
 
-class Pooled(_Data):
+class Pooled(_Data, Alike):
     """What all pooled sources share: how records are partitioned and preprocessed.
 
     ``users`` is M and ``records`` is R, train and test together (as many as there are when not

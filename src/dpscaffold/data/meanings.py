@@ -14,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from dpscaffold.data.tables.cells import Forms, checked_spellings, refuse_two_readings
 from dpscaffold.data.tables.dialect import AUTO
-from dpscaffold.data.tables.missing import checked_na_strings
+from dpscaffold.data.tables.missing import Rule, checked_na_strings
 from dpscaffold.errors import BadValue
 
 #: A path as text, given as either.
@@ -38,6 +38,35 @@ class Stored(Sourced):
 
     path: PathText | None
     """Where the records lie. Example: ``"records.csv"``"""
+
+
+class Users(_Shared):
+    """Among whom records lie."""
+
+    users: int | None
+    """M, the number of users. Example: ``50``"""
+
+
+class Alike(Users):
+    """How alike users are."""
+
+    similarity: float | Literal["unknown"]
+    """γ, the similarity of the users in per cent. Example: ``10.0``"""
+
+
+class Classes(_Shared):
+    """What is told apart."""
+
+    classes: int | tuple[str, ...] | None
+    """The class labels in order, or the number of classes; 0 where a number is predicted. Example:
+    ``["no", "yes"]``"""
+
+
+class Shape(Classes):
+    """What is learnt from what: by name, or public numbers alone."""
+
+    features: int | tuple[str, ...] | None
+    """The columns to learn from, or the number of features. Example: ``["age", "stay"]``"""
 
 
 class Ends(_Shared):
@@ -88,8 +117,15 @@ class CsvFormat(Gaps):
         return self
 
 
-class Meanings(Gaps):
-    """What the cells of a table mean."""
+class Meanings(Shape, Gaps):
+    """What the columns of a table are, and what their cells mean."""
+
+    label: str | tuple[str, ...]
+    """The column to predict. Example: ``"readmitted"``"""
+    categories: tuple[str, ...] | dict[str, tuple[str, ...]]
+    """The categorical columns, with their values. Example: ``{ sex = ["f", "m"] }``"""
+    missing: Literal["refuse", "drop"] | float | dict[str, Rule]
+    """What replaces a missing number. Example: ``-1.0``"""
 
     values: Annotated[
         dict[str, dict[str, tuple[str, ...]]] | None, BeforeValidator(checked_spellings)

@@ -7,6 +7,7 @@ from pydantic import ConfigDict, Field, model_validator
 from dpscaffold.algorithms import ALGORITHMS, ITERATIVE
 from dpscaffold.config import AlgorithmSettings, ConfigTable, TaskSettings
 from dpscaffold.config.gaussian import Gaussian
+from dpscaffold.config.secure import Colluding
 from dpscaffold.deployment.protocol.agreement import SchemaSettings
 from dpscaffold.deployment.protocol.steps import refuse_state
 
@@ -14,7 +15,7 @@ from dpscaffold.deployment.protocol.steps import refuse_state
 SUMMED = tuple(name for name in ALGORITHMS if name not in ITERATIVE)
 
 
-class SumsSettings(ConfigTable):
+class SumsSettings(Colluding, ConfigTable):
     """``[sums]``: whose sums make the model."""
 
     members: tuple[str, ...]

@@ -76,7 +76,6 @@ class SchemaSettings(Meanings, Ends, ConfigTable):
     """The values of each categorical column, known beforehand. A value that is not listed is
     encoded as zeros. Value: a table of lists of strings. Example: ``{ sex = ["f", "m"] }``"""
     label: str = "label"
-    """The column to predict. Example: ``"readmitted"``"""
     class_names: tuple[str, ...] = ()
     """The class labels in order. A record with another label, or none, is counted but contributes
     nothing. Example: ``["no", "yes"]``"""

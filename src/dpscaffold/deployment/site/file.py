@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError,
 
 from dpscaffold.algorithms.registry import AGREED
 from dpscaffold.config.gaussian import NoisedStep
+from dpscaffold.config.secure import SumRules
 from dpscaffold.data.sentences import mistake_of
 from dpscaffold.deployment.protocol.messages import Refused, checked_public
 from dpscaffold.deployment.provision import host_and_port, read_toml, site_name
@@ -46,27 +47,21 @@ class _SiteTable(BaseModel):
     )
 
 
-class SecurePolicy(_SiteTable):
+class SecurePolicy(SumRules, _SiteTable):
     """``[secure]``: the secure sums that this site takes part in. Without the table it takes part
     in none.
 
     In a run with secure sums the server sees the sum of the uploads of several sites and no single
     upload. The masks hide an upload only as long as enough members are honest, so the people of a
     site confirm who the members are: they compare fingerprints with each other by telephone, say.
-    ``policy.epsilon`` then holds towards the server together with ``colluders`` sites.
+    ``policy.epsilon`` then holds towards the server together with ``colluders`` sites; members that
+    are not confirmed count among them.
     """
 
     required: bool = False
     """Whether runs without secure sums are refused. Example: ``true``"""
     least: int = Field(default=3, ge=2)
-    """The smallest number of members of a sum, this site included. It must be at least two more
-    than colluders. Example: ``5``"""
-    colluders: int = Field(default=1, ge=0)
-    """The number of members that may share their keys with the server, or leave out their noise.
-    Members that are not confirmed count among them. Example: ``2``"""
     voids: int = Field(default=10, ge=0)
-    """How many attempts of a run may end without a result before this site refuses to repeat a
-    round. Each of them counts as a participation. Example: ``20``"""
     epsilon_alone: float = Field(gt=0, le=1e6)
     """ε towards the server together with all other sites, over all runs on these records. The masks
     do not count here, only this site's own noise. One run has epsilon_alone/max_runs. Example:
