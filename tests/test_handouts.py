@@ -417,7 +417,7 @@ def test_a_deployed_run_hands_out_noised_values_alone(tmp_path: Path, algorithm:
 
 def test_a_private_winner_hands_out_noised_values_alone(tmp_path: Path) -> None:
     """The folder winner/ of a private tuning: its score carries noise, too."""
-    tune = "[tune]\nprivate = true\nscore_noise = 40.0\n[tune.grid]\n"
+    tune = "[tune]\nscore_noise = 40.0\n[tune.grid]\n"
     config = CONFIG + tune + '"plan.learning_rate" = [0.25, 0.5]\n'
     rows, found = visits(), []
     for name, table in (("one", rows), ("other", replaced(rows, 4))):

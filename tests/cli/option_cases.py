@@ -411,7 +411,7 @@ LONG = (
         "tune",
         "privately",
         "private.toml",
-        acts="--set tune.private=false; --out elsewhere; --device nowhere; --json",
+        acts="--set tune.trials=3.0; --out elsewhere; --device nowhere; --json",
         compares="words",
     ),
     Mode(
@@ -565,7 +565,6 @@ PRIVATE = (
     SUM.format(seed=1)
     + """
 [tune]
-private = true
 trials = 2.0
 folds = 2
 score_noise = 5.0

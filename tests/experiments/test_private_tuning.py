@@ -38,7 +38,7 @@ TOY = {
     "algorithm": {"name": "fedavg"},
     "privacy": {"noise": 4.0},
 }
-PRIVATE = {"private": True, "score_noise": 3.0, "grid": {"plan.learning_rate": [0.1, 1.0]}}
+PRIVATE = {"score_noise": 3.0, "grid": {"plan.learning_rate": [0.1, 1.0]}}
 
 
 def tuned(seed: int = 0, **keys: object) -> PrivateTuningResult:
@@ -261,7 +261,7 @@ def test_the_smallest_loss_wins_and_any_metric_is_for_public_records():
     assert found.released()["metric"] == "log_loss"
     assert found.released()["privacy"]["number_of_trials"] == "geometric with mean 4"
     public = {"users": 3, "records": 40, "alpha": 0.0, "beta": 0.0, "iid": True, "seed": 9}
-    table = {"private": True, "public": public, "grid": PRIVATE["grid"], "trials": 2.0}
+    table = {"public": public, "grid": PRIVATE["grid"], "trials": 2.0}
     settings, read = parse_tuning(TOY | {"tune": table | {"metric": "balanced_accuracy"}})
     found = tune_privately(settings, read, CPU, choosing=random.Random(1))
     assert found.winner.score == max(t.score for t in found.trials)
@@ -271,7 +271,7 @@ def test_the_smallest_loss_wins_and_any_metric_is_for_public_records():
 def test_a_public_score_costs_nothing_and_has_no_noise():
     public = {"users": 3, "records": 40, "alpha": 0.0, "beta": 0.0, "iid": True, "seed": 9}
     settings, table = parse_tuning(
-        TOY | {"tune": {"private": True, "public": public, "grid": PRIVATE["grid"]}}
+        TOY | {"tune": {"trials": 10.0, "public": public, "grid": PRIVATE["grid"]}}
     )
     found = tune_privately(settings, table, CPU, choosing=random.Random(1))
     assert "public records" in found.scored_on
@@ -334,8 +334,8 @@ def test_the_command_keeps_the_two_adversaries_apart(tmp_path):
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ({"private": False}, "tune.score_noise is given, and tune.private is false"),
-        ({"score_noise": None}, "give tune.score_noise"),
+        ({"score_noise": None, "score_bound": 2.0}, "neither tune.trials nor tune.score_noise"),
+        ({"score_noise": None, "trials": 2.0}, "give tune.score_noise"),
         ({"score_noise": 0.0}, "tune.score_noise is 0"),
         ({"trials": 1.0}, "above 1"),
         ({"metric": "log_loss"}, "give tune.score_bound"),
@@ -370,7 +370,7 @@ def test_without_privacy_or_of_another_kind_there_is_nothing_to_choose_privately
     settings, table = parse_tuning(TOY | sizes | more | {"tune": PRIVATE})
     with refuses("neighbours-not-proved"):
         tune_privately(settings, table, CPU)
-    other = {"public": {"users": 3, "records": 40, "dimension": 7}, "private": True}
+    other = {"public": {"users": 3, "records": 40, "dimension": 7}, "trials": 10.0}
     settings, table = parse_tuning(TOY | {"tune": other})
     with refuses("public-records-differ: 7 features"):
         tune_privately(settings, table, CPU)
@@ -432,7 +432,7 @@ def test_an_earlier_private_tuning_is_not_written_over(tmp_path):
 @pytest.mark.parametrize("mode", [True, False])
 def test_private_records_do_not_pass_as_public_ones(private, public, refused, mode):
     """Scores on them would cost nothing, though they tell of them."""
-    tables = {"data": private, "tune": {"private": mode, "public": public}}
+    tables = {"data": private, "tune": {"trials": 2.0 if mode else None, "public": public}}
     if not refused:
         parse_tuning(tables)
         return
@@ -444,7 +444,7 @@ def test_limits_that_tuning_does_not_keep_are_refused():
     settings, table = parse_tuning(
         TOY | {"privacy": {"noise": 4.0, "user_epsilon": 1}, "tune": PRIVATE | {"trials": 2.0}}
     )
-    with refuses("not-applicable: privacy.user_epsilon is 1 … tune.private"):
+    with refuses("not-applicable: privacy.user_epsilon is 1 … private tuning"):
         tune_privately(settings, table, CPU, choosing=random.Random(0))
 
 

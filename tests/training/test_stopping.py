@@ -129,15 +129,14 @@ def test_a_configuration_and_the_command_line_stop_early_too(tmp_path: Path) -> 
     """[stopping] and --set stopping.path: the same round, and ε of the planned T in every file."""
     rows = public(tmp_path / "public.csv")
     config = tmp_path / "c.toml"
-    config.write_text(TABLES + f"[stopping]\npath = '{rows}'\npatience = 3\n")
+    config.write_text(TABLES + f"[stopping]\npath = '{rows}'\n")
     whole = run(config, {"stopping": False}, out=tmp_path / "whole")
     short = run(config, out=tmp_path / "short")
     assert whole.rounds == 40 and short.rounds < 40
     assert short.message == f"stopped early after round {short.rounds} of 40"
     plain = tmp_path / "plain.toml"
     plain.write_text(TABLES)
-    asked = ["--set", "stopping.patience=3", "--json"]
-    asked += ["--set", f"stopping.path={rows}", "--out", f"{tmp_path}/typed"]
+    asked = ["--json", "--set", f"stopping.path={rows}", "--out", f"{tmp_path}/typed"]
     typed = CliRunner().invoke(app, ["train", str(plain), *asked])
     assert typed.exit_code == 0, typed.output
     assert json.loads(typed.output)["final"]["round"] == short.rounds
@@ -145,7 +144,7 @@ def test_a_configuration_and_the_command_line_stop_early_too(tmp_path: Path) -> 
         said = written(tmp_path / name)
         assert said.rounds == 40 and said.towards("server") == whole.privacy.towards("server")
         kept = tomllib.loads((tmp_path / name / "config.toml").read_text())
-        assert kept["stopping"] == {"path": str(rows), "patience": 3}
+        assert kept["stopping"] == {"path": str(rows)}
     # A stopped run that is read back, from its own configuration, promises the same.
     said = read_account(tmp_path / "short").statement()
     assert said.towards("server") == whole.privacy.towards("server")
@@ -156,8 +155,7 @@ def test_a_configuration_and_the_command_line_stop_early_too(tmp_path: Path) -> 
     [
         ({"path": "nowhere.csv"}, "file-unreadable: nowhere.csv"),
         ({"path": "public.txt.gz"}, "wrong-file-type"),
-        ({"patience": 0}, "out-of-range: stopping.patience is 0"),
-        ({"patiense": 3}, "unknown-key: stopping.patiense … 'patience'"),
+        ({"paht": "public.csv"}, "unknown-key: stopping.paht … 'path'"),
     ],
 )
 def test_wrong_stopping_is_refused_before_anything_is_released(

@@ -38,7 +38,7 @@ def tune_command(
 ) -> None:
     """Choose hyperparameters by cross-validation within each user's training records.
 
-    This reads private records outside ε, unless with tune.private or [tune.public].
+    This reads private records outside ε, unless with tune.trials or [tune.public].
     """
     from rich.console import Console
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
-
 from dpscaffold.config.table import ConfigTable
 from dpscaffold.data.meanings import Alike, Shape
 
@@ -36,8 +34,5 @@ class StoppingSettings(ConfigTable):
 
     path: str
     """A CSV or Parquet file of public raw rows, with the label column of the data ('label' where
-    the data have no columns). The run stops when their metric no longer improves; ε is still that
-    of all planned rounds. Example: ``"public.csv"``"""
-    patience: int = Field(default=5, ge=1)
-    """The number of evaluations without an improvement after which the run stops. Example:
-    ``10``"""
+    the data have no columns). The run stops when their metric has not improved for five
+    evaluations; ε is still that of all planned rounds. Example: ``"public.csv"``"""

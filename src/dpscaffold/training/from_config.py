@@ -240,7 +240,6 @@ def stopping_of(settings: Configuration) -> Stopping | None:
     return Stopping(
         Path(given.path).expanduser(),
         label=label,
-        patience=given.patience,
     )
 
 

@@ -210,14 +210,14 @@ def _candidate(setting: Run) -> Run:
     if setting.privacy is None or setting.privacy.noise == 0:
         raise BadInput(
             "no-noise",
-            "tune.private is true, and a candidate trains without noise; give [privacy] a noise "
+            "tuning is private, and a candidate trains without noise; give [privacy] a noise "
             "or an epsilon, and none of tune.grid 0",
         )
     limit = setting.limits.user_epsilon
     if limit is not None:
         raise BadInput(
             "not-applicable",
-            f"privacy.user_epsilon is {limit:g}, and tune.private is true, which keeps no such "
+            f"privacy.user_epsilon is {limit:g}, and private tuning keeps no such "
             f"limit over its trials; leave it out, and read what they cost together",
         )
     return replace(setting, privacy=setting.privacy.changed(secret=True))
@@ -244,7 +244,7 @@ def _score_cost(table: TuneSettings, run: Mechanism) -> Cost | None:
     if table.score_noise is None:
         raise BadInput(
             "missing-key",
-            "tune.private is true, and candidates are scored on private records: give "
+            "tuning is private, and candidates are scored on private records: give "
             "tune.score_noise, the deviation of the noise that every user adds to its count of "
             "right answers (10, say; in units of tune.score_bound for errors), or [tune.public] "
             "records that are public",

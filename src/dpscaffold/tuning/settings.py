@@ -20,7 +20,7 @@ DEFAULT_RATES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 class TuneSettings(ConfigTable):
     """``[tune]``: the grid (dotted keys with lists of values), the folds, and what is compared.
 
-    ``private`` asks for a valid ε (:mod:`dpscaffold.tuning.private_tuning`).
+    ``trials`` or ``score_noise`` ask for a valid ε (:mod:`dpscaffold.tuning.private_tuning`).
     """
 
     grid: dict[str, tuple[Any, ...]] = Field(
@@ -31,21 +31,19 @@ class TuneSettings(ConfigTable):
     folds: int = Field(default=5, ge=2)
     """The number of folds into which each user's training records are split. Example: ``3``"""
     public: DataSettings | None = None
-    """A [data] table of public records to tune on (with `private`: to score on). Without it, tuning
+    """A [data] table of public records to tune on (with `trials`: to score on). Without it, tuning
     reads the private records. Example: ``{ source = "digits" }``"""
     metric: str | None = None
     """The metric to compare; by default the main metric of the target (accuracy for classes).
     Example: ``"log_loss"``"""
-    private: bool = False
-    """Whether to tune with a valid ε: a random number of random candidates, each trained
-    privately. Example: ``true``"""
-    trials: float = 10.0
-    """The mean number of private trials, which is drawn from a geometric distribution. Example:
-    ``5.0``"""
+    trials: float | None = None
+    """Tune with a valid ε: a random number of random candidates, each trained privately. This is
+    the mean of that number, which is drawn from a geometric distribution; 10 where only
+    `score_noise` is given. Example: ``5.0``"""
     score_noise: float | None = None
     """The standard deviation of the noise that every user adds to its number of correct answers (to
     its share of them with unit 'user'), or, in units of `score_bound`, to its sum of losses or
-    errors. Example: ``10.0``"""
+    errors. It asks for private trials too. Example: ``10.0``"""
     score_bound: float | None = None
     """The bound on one record's loss or error, if private records are scored by log_loss, rmse or
     mae. Choose it without looking at the records. Example: ``5.0``"""
@@ -74,15 +72,13 @@ class TuneSettings(ConfigTable):
         return self
 
     def _check_private(self) -> None:
-        """Keys of private tuning are refused without it, and others with it."""
-        own = {"trials", "score_noise", "score_bound"}
-        own &= self.model_fields_set
+        """Keys that do not go together are refused."""
         if not self.private:
-            if own:
+            if self.score_bound is not None:
                 raise BadInput(
                     "not-applicable",
-                    f"tune.{min(own)} is given, and tune.private is false; set tune.private = true "
-                    f"for a random number of private trials, or leave it out",
+                    f"tune.score_bound is {self.score_bound:g}, and neither tune.trials nor "
+                    f"tune.score_noise asks for private trials; give one, or leave it out",
                 )
             return
         self._check_score_noise()
@@ -120,9 +116,14 @@ class TuneSettings(ConfigTable):
             )
 
     @property
+    def private(self) -> bool:
+        """Whether to tune with a valid ε."""
+        return self.trials is not None or self.score_noise is not None
+
+    @property
     def stopping_law(self) -> TrialCount:
         """The law of the number of private trials."""
         try:
-            return TrialCount(self.trials)
+            return TrialCount(10.0 if self.trials is None else self.trials)
         except BadInput as error:
             raise BadInput(error.code, f"tune.trials: {error}") from error
