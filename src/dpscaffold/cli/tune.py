@@ -122,7 +122,7 @@ def _tune_privately(
             console.print(
                 f"stopped by {stopped}: nothing was written, but the server has learnt from the "
                 f"trials that ran: epsilon is at most {most} at delta "
-                f"= {digits_up(spent.delta)}, which adds to whatever comes next"
+                f"= {digits_up(spent.trials.delta)}, which adds to whatever comes next"
             )
             raise interrupted(str(stopped)) from None
     files = write_private_tuning(tuned, folder)

@@ -174,7 +174,8 @@ def epsilon(
         return 0.0
     if run.noise == 0.0:
         return math.inf
-    return _largest(losses(run, who, rounds, times, tuple(costs)), run.delta, costs)
+    front = _front(group_steps(run, who))
+    return max(step_epsilon(run, who, step, rounds, times, tuple(costs)) for step in front)
 
 
 def capped(run: Mechanism, who: Adversary, costs: Sequence[Cost] = ()) -> float:
@@ -197,12 +198,21 @@ def step_epsilon(
     times: int | None = None,
     costs: tuple[Cost, ...] = (),
 ) -> float:
-    """ε of a user whose step is hidden so."""
+    """ε of a user whose step is hidden so; infinite where ``costs`` have spent δ."""
     check_guaranteed(run)
     if times == 0 and not costs:
         return 0.0
+    if sum(cost.delta for cost in costs) >= run.delta:
+        return math.inf
     laws = step_laws(run, who, step, rounds, times)
-    return _largest([with_costs(law, costs) for law in laws], run.delta, costs)
+    value = max(with_costs(law, costs).epsilon(run.delta) for law in laws)
+    if math.isinf(value):
+        raise BadInput(
+            "delta-too-small",
+            f"delta={run.delta} is below what double precision can resolve after this many steps; "
+            f"give a larger delta",
+        )
+    return value
 
 
 def epsilons_by_group(
@@ -223,25 +233,10 @@ def epsilons_by_group(
     found = [0.0] * len(steps)
     for places in np.array_split(np.array(order), min(len(order), MOST_RATES)):
         front = _front(steps[place] for place in places)
-        each = (step_epsilon(run, who, step, rounds, None, tuple(costs)) for step in front)
-        largest = max(each)
+        largest = max(step_epsilon(run, who, step, rounds, None, tuple(costs)) for step in front)
         for place in places:
             found[place] = largest
     return found
-
-
-def _largest(laws: Sequence[Loss], delta: float, costs: Sequence[Cost]) -> float:
-    """The largest ε over users and directions; infinite where ``costs`` have spent δ."""
-    if sum(cost.delta for cost in costs) >= delta:
-        return math.inf
-    value = max(law.epsilon(delta) for law in laws)
-    if math.isinf(value):
-        raise BadInput(
-            "delta-too-small",
-            f"delta={delta} is below what double precision can resolve after this many steps; give "
-            f"a larger delta",
-        )
-    return value
 
 
 def check_guaranteed(run: Mechanism) -> None:

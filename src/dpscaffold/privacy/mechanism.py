@@ -89,7 +89,8 @@ def _mistake_of(error: ValidationError) -> BadInput:
         return known
     code = "unknown-choice" if first["type"] == "literal_error" else "out-of-range"
     field = next((str(name) for name in reversed(first["loc"]) if str(name).isidentifier()), "")
-    return BadInput(code, f"{field}={first['input']!r:.60} cannot be run: {first['msg']}")
+    said = first["msg"].replace("Input should be", "it must be")
+    return BadInput(code, f"{field}={first['input']!r:.60} cannot be run: {said}")
 
 
 @refusing

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -114,11 +114,6 @@ class Part:
         return self.ledger.charged(self.costs)
 
 
-def added(values: Iterable[float]) -> float:
-    """ε, or δ, of mechanisms that were chosen one after another: the sum."""
-    return math.fsum(values)
-
-
 @dataclass(frozen=True)
 class Proof:
     """An ε at its δ, the losses that it is read off, and the name of the theorem that proves it
@@ -149,7 +144,7 @@ class Proof:
     def of_pairs(self) -> float:
         """ε of two changes, one after another; that of a sum is the sum."""
         if self.summands:
-            return added(one.of_pairs() for one in self.summands)
+            return math.fsum(one.of_pairs() for one in self.summands)
         return TradeOff.of(self.losses).epsilon(self.delta, group=2)
 
 
@@ -157,8 +152,8 @@ def sum_of(proofs: Sequence[Proof], theorem: str = "sum") -> Proof:
     """Of mechanisms that were chosen one after another: ε and δ add."""
     if len(proofs) == 1:
         return proofs[0]
-    delta = added(proof.delta for proof in proofs)
-    found = Proof.of_sum(added(proof.epsilon for proof in proofs), delta, theorem)
+    delta = math.fsum(proof.delta for proof in proofs)
+    found = Proof.of_sum(math.fsum(proof.epsilon for proof in proofs), delta, theorem)
     return replace(found, summands=tuple(proofs))
 
 
@@ -202,13 +197,13 @@ def given_the_draw(
     if _of_same_users(parts) or parts[0].people:
         value = float(spent_by_users(parts, alone).max())
     else:
-        value = added(part.charged().largest(alone) for part in parts)
+        value = math.fsum(part.charged().largest(alone) for part in parts)
     return Proof.of_sum(value, delta, "given")
 
 
 def total_delta(parts: Sequence[Part]) -> float:
     """The δ of all parts together."""
-    return added(part.run.delta for part in parts)
+    return math.fsum(part.run.delta for part in parts)
 
 
 def _of_same_users(parts: Sequence[Part]) -> bool:

@@ -95,10 +95,10 @@ class Trials:
         for run in self.candidates:
             if reason := no_guarantee(run):
                 raise BadInput("no-privacy", f"a candidate has no guarantee ({reason})")
-            if run.neighbours != self.candidates[0].neighbours:
+            if run.neighbours != self.neighbours:
                 raise BadInput(
                     "units-differ",
-                    f"candidates protect {self.candidates[0].neighbours}, and {run.neighbours}; "
+                    f"candidates protect {self.neighbours}, and {run.neighbours}; "
                     f"give all of them the same unit and sampling",
                 )
 
@@ -106,6 +106,11 @@ class Trials:
     def delta(self) -> float:
         """The δ of what is stated: the candidates' largest."""
         return max(run.delta for run in self.candidates)
+
+    @property
+    def neighbours(self) -> str:
+        """Which pairs of datasets all of them hide from one another."""
+        return self.candidates[0].neighbours
 
     @property
     def costs(self) -> tuple[Cost, ...]:
@@ -182,60 +187,49 @@ def selected(count: TrialCount, laws: Sequence[Loss], delta: float) -> float:
 
 @dataclass(frozen=True)
 class SelectionCost:
-    """What a private tuning cost: ε of all trials by adversary, and of the winner alone, at one δ;
-    ``trials`` is how many there were, which only the server may know."""
+    """What a private tuning cost: ε of all trials by adversary, and of the winner alone, at one δ.
+    How many trials there were only the server may know."""
 
+    trials: Trials
     all_trials: dict[str, float]
     winner: float
-    delta: float
-    neighbours: str
-    trials: int
-    count: TrialCount
-    colluders: int = 1
 
     @classmethod
     def of(cls, trials: Trials) -> SelectionCost:
         """What these trials cost."""
-        return cls(
-            epsilon_of_all(trials),
-            epsilon_of_winner(trials),
-            trials.delta,
-            trials.candidates[0].neighbours,
-            len(trials.drawn),
-            trials.count,
-            trials.colluders,
-        )
+        return cls(trials, epsilon_of_all(trials), epsilon_of_winner(trials))
 
     def for_third_parties(self) -> dict[str, object]:
         """What may be published with the winner; the number of trials is not in it."""
         return {
             "epsilon": self.winner,
-            "delta": self.delta,
-            "neighbours": self.neighbours,
-            "number_of_trials": str(self.count),
+            "delta": self.trials.delta,
+            "neighbours": self.trials.neighbours,
+            "number_of_trials": str(self.trials.count),
         }
 
     def for_server(self) -> dict[str, object]:
         """What the server and participants can learn from all trials."""
         return {
             "epsilon": self.all_trials,
-            "delta": self.delta,
-            "neighbours": self.neighbours,
-            "trials": self.trials,
-            "colluders": self.colluders,
+            "delta": self.trials.delta,
+            "neighbours": self.trials.neighbours,
+            "trials": len(self.trials.drawn),
+            "colluders": self.trials.colluders,
         }
 
     def sentence(self) -> str:
         """What each adversary can learn, every ε rounded up."""
+        trials = self.trials
         shown = {name: round_up(value) for name, value in self.all_trials.items()}
         alone = ""
         if ALONE.name in shown:
             alone = f", {shown[ALONE.name]} if all other sites collude with it"
         return (
-            f"Tuned privately at delta = {digits_up(self.delta)}, for {self.neighbours}. Towards "
-            f"the server, which saw all {self.trials} trials and scores: epsilon = "
+            f"Tuned privately at delta = {digits_up(trials.delta)}, for {trials.neighbours}. "
+            f"Towards the server, which saw all {len(trials.drawn)} trials and scores: epsilon = "
             f"{shown['server']}{alone} ({shown['participant']} towards participants). Towards "
             f"whoever is given the winner alone: epsilon = {round_up(self.winner)}, the number of "
-            f"trials being {self.count}. Training again with it is a further run, whose epsilon "
+            f"trials being {trials.count}. Training again with it is a further run, whose epsilon "
             f"adds."
         )

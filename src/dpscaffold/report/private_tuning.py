@@ -65,7 +65,7 @@ def write_private_tuning(tuned: PrivateTuningResult, folder: Path) -> list[str]:
 def _outside(tuned: PrivateTuningResult) -> str:
     return (
         f"Given this alone, epsilon = {round_up(tuned.privacy.winner)} at delta = "
-        f"{digits_up(tuned.privacy.delta)}; "
+        f"{digits_up(tuned.privacy.trials.delta)}; "
         f"training again with it is a further run, whose epsilon adds."
         + "".join(f" Outside the guarantee: {one}" for one in tuned.outside)
     )

@@ -35,7 +35,6 @@ from typing import Any
 
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.numbers import round_up
-from dpscaffold.privacy.parts import added
 from dpscaffold.runs.journal import Anchor, Journal
 
 #: The name of a budget file where a site's ledger has the site's.
@@ -113,7 +112,7 @@ class BudgetFileContents:
     def spent(self) -> tuple[float, float]:
         """(Σε, Σδ) over all grants."""
         grants = self.grants.values()
-        return added(g.epsilon for g in grants), added(g.delta for g in grants)
+        return math.fsum(g.epsilon for g in grants), math.fsum(g.delta for g in grants)
 
     @property
     def left(self) -> tuple[float, float]:
@@ -125,8 +124,8 @@ class BudgetFileContents:
         """Whether this grant stays within the total."""
         grants = [*self.grants.values(), grant]
         return (
-            added(g.epsilon for g in grants) <= self.epsilon
-            and added(g.delta for g in grants) <= self.delta
+            math.fsum(g.epsilon for g in grants) <= self.epsilon
+            and math.fsum(g.delta for g in grants) <= self.delta
         )
 
     def of(self, run: str) -> list[BudgetGrant]:

@@ -8,11 +8,11 @@ of the parts add (Rogers, Roth, Ullman, Vadhan 2016), as those of two runs do.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from dpscaffold.privacy import Ledger
-from dpscaffold.privacy.parts import added
 
 
 @dataclass(frozen=True)
@@ -82,4 +82,4 @@ def spent_in_parts(parts: Parts, whole: Ledger, price: Price, round: int) -> flo
         done = max(0, min(rounds, last) - first + 1)
         if done:
             total.append(price(k, done, extra))
-    return added(total)
+    return math.fsum(total)

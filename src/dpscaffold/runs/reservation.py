@@ -19,7 +19,6 @@ from dpscaffold.config import Run
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy import Cost, Ledger, Mechanism, adversaries, epsilon
 from dpscaffold.privacy.numbers import largest_count
-from dpscaffold.privacy.parts import added
 from dpscaffold.runs.budget_file import BudgetFile, BudgetFileContents, BudgetGrant, BudgetRound
 from dpscaffold.runs.folder import RunFolder
 from dpscaffold.runs.journal import Anchor, digest
@@ -150,7 +149,7 @@ class BudgetReservation:
         if len(repeats) == self._granted_repeats:
             return ""
         price = self._price_of_all(repeats)
-        granted = added(grant.epsilon for grant in self._grants)
+        granted = math.fsum(grant.epsilon for grant in self._grants)
         if price > granted:
             more = replace(
                 self._grants[0],
@@ -171,7 +170,7 @@ class BudgetReservation:
     def _price_of_all(self, repeats: Sequence[int]) -> float:
         """ε of all parts, with these rounds run again."""
         spans = [(1, self._rounds), *self._parts.spans[1:]]
-        return added(
+        return math.fsum(
             self._prices.of(last, [r for r in repeats if first <= r <= last], first).epsilon
             for first, last in spans
         )

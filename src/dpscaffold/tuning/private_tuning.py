@@ -130,7 +130,7 @@ class PrivateTuningResult:
     def statement(self) -> Statement:
         """The privacy statement of the winner, as its model carries it; it needs one."""
         assert self.winner.run is not None
-        run = replace(self.winner.run, delta=self.privacy.delta)
+        run = replace(self.winner.run, delta=self.privacy.trials.delta)
         steps = self.federation.roster.schema.preparation
         return of_winner(run, self.privacy.winner, steps, self.outside)
 
