@@ -47,8 +47,9 @@ def not_skipped(cases: list[Case]) -> list[Case]:
 
 
 def close(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether numbers agree but for the order in which they were added."""
-    return torch.allclose(one, other, rtol=1e-4, atol=1e-5)
+    """Whether numbers agree but for the order in which they were added: what that costs follows the
+    largest of them, and differs from processor to processor."""
+    return torch.allclose(one, other, rtol=1e-4, atol=1e-5 * (1 + float(one.norm())))
 
 
 def assert_close(one: dict[str, Any], several: dict[str, Any]) -> None:

@@ -472,7 +472,6 @@ def _wrong_noise(run: Run, privacy: Gaussian) -> Iterator[tuple[str, str]]:
     needs = {
         f"{run.algorithm.name} weighs controls by their noise": run.algorithm.noise_aware,
         "plan.weighting is 'noise'": run.plan.weighting == "noise",
-        "secure sums need noise": run.secure is not None,
     }
     reason = next((reason for reason, needed in needs.items() if needed), None)
     if privacy.clip == "median" and reason is not None:
