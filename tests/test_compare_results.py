@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import tomllib
 from typing import Any
 
 import numpy as np
 from frozen import configurations, make, results
-from frozen.compare.configurations import apart, renamed
+from frozen.compare.configurations import RENAMES, apart, renamed
 from frozen.compare.offers import of_case
 
 
@@ -51,8 +52,10 @@ def test_tables_are_read_as_their_numbers():
 
 
 def test_another_price_and_other_terms_of_an_offer_are_noticed():
+    renames = tomllib.loads(RENAMES.read_text(encoding="utf-8"))
+
     def said(given: dict[str, Any], old: dict[str, Any]) -> set[str]:
-        found = of_case("one", given, old, {})
+        found = of_case("one", given, old, renames)
         return {one.why.split(":")[0] for one in found if one.why}
 
     granted = (case for case in make.read("offers") if case["said"].get("epsilon"))

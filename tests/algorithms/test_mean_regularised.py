@@ -301,9 +301,11 @@ TABLES = {
 
 @pytest.mark.parametrize("strength", [pytest.param(0.3, marks=pytest.mark.slow), "auto"])
 def test_a_resumed_run_ends_at_the_same_models(tmp_path, strength):
-    tables = {**TABLES, "personal": {"kind": "mean-regularised", "strength": strength}}
+    plan = {**TABLES["plan"], "learning_rate": 0.5}
+    personal = {"kind": "mean-regularised", "strength": strength}
+    tables = {**TABLES, "plan": plan, "personal": personal}
     whole = run(tables)
-    short = {**tables, "plan": {**TABLES["plan"], "rounds": 3}}
+    short = {**tables, "plan": {**plan, "rounds": 3}}
     run(short, out=tmp_path / "run")
     more = run(short, {"plan.rounds": 6}, out=tmp_path / "run", resume=True)
     assert whole.own is not None and more.own is not None

@@ -26,7 +26,8 @@ READ = [[-1, -9, 0, 0], [-1, 30, 1, 0], [9, 30, 0, 1]]
 
 def offered(rows: SchemaSettings) -> Offer:
     tables: dict[str, Any] = {"task": {"kind": "logistic"}, "algorithm": {"name": "fedavg"}}
-    return Offer(rows=rows, plan={"rounds": 2, "user_ratio": 1.0}, **tables)  # type: ignore[arg-type]
+    tables["plan"] = {"rounds": 2, "user_ratio": 1.0, "learning_rate": 0.5}
+    return Offer(rows=rows, **tables)  # type: ignore[arg-type]
 
 
 def model_of_offer(rows: SchemaSettings) -> Model:

@@ -37,7 +37,7 @@ def test_a_few_kills_and_damages():
     """Training, seeded and secret, killed at random moments, and a bit flipped in every file."""
     counts = ("--kills", "2", "--disks", "0", "--damages", "3", "--endings", "1")
     said = play("--only", "train.,train secret.", *counts)
-    assert said.count("killed: ") == 2 and said.count("killed thrice: ") == 3
+    assert said.count("killed: ") == said.count("killed thrice: ") == 2
     assert " 0 losses" in said
 
 

@@ -35,7 +35,7 @@ DATA = synthetic(users=8, records=60, dimension=4, classes=3)
 
 
 def go(plan: Plan, out: Path, resume: bool = True, privacy=NOISY, limits=None, **more):
-    given = privacy.changed(**(limits or {}))
+    given = privacy and privacy.changed(**(limits or {}))
     return train(DATA, Logistic(4, 3), scaffold(), plan, given, out=out, resume=resume, **more)
 
 

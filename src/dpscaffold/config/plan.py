@@ -137,7 +137,11 @@ class Plan(RunTable):
     @cached_property
     def step_size(self) -> float:
         """η_l = η₀/(sK); η₀ was given, or a run has chosen it."""
-        assert self.learning_rate is not None
+        if self.learning_rate is None:
+            raise BadInput(
+                "missing-key",
+                "plan.learning_rate is left out, and only a run chooses it; give a number",
+            )
         return self.learning_rate / (self.data_ratio * self.local_steps)
 
     def step_size_in(self, round: int) -> float:
