@@ -18,6 +18,7 @@ participant [232.37900077] Theorem 2
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -115,52 +116,67 @@ def noise_seen(run: Mechanism, who: Adversary) -> Noise:
     return Noise(run.noise * np.min(lists, axis=0), "4")
 
 
+def _first(reasons: Mapping[str, bool]) -> str | None:
+    """The first of these that holds, or None."""
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+
 def _not_hidden_by_others(run: Mechanism, who: Adversary) -> str | None:
     """Why no theorem counts the noise of other users, or None."""
-    if who.sees == "uploads":
-        return "it sees single uploads"
-    if run.memory:
-        return "users keep a memory between rounds, which carries earlier noise"
-    if run.local_steps > 1:
-        return "a second local step is taken at a point that contains the first one's noise"
-    if not run.one_sum:
-        return "uploads are not known to be one vector, linear in the noised gradient"
-    if run.secure is not None:
-        k = run.secure.colluders
-        return None if who.knows <= k else f"secure sums are made for at most {k} colluding sites"
-    if run.declines is not None:
-        return f"a participant may decline ({run.declines}), and then adds no noise"
-    if run.extra:
-        return "a round was run again with fresh noise"
-    if who.knows >= run.cohort_size - 1:
-        return "all other participants may collude"
-    return None
+    open_sums = run.secure is None
+    helpers = 0 if run.secure is None else run.secure.colluders
+    return _first(
+        {
+            "it sees single uploads": who.sees == "uploads",
+            "users keep a memory between rounds, which carries earlier noise": run.memory,
+            "a second local step is taken at a point that contains the first one's noise": (
+                run.local_steps > 1
+            ),
+            "uploads are not known to be one vector, linear in the noised gradient": (
+                not run.one_sum
+            ),
+            f"secure sums are made for at most {helpers} colluding sites": (
+                not open_sums and who.knows > helpers
+            ),
+            f"a participant may decline ({run.declines}), and then adds no noise": (
+                open_sums and run.declines is not None
+            ),
+            "a round was run again with fresh noise": open_sums and run.extra > 0,
+            "all other participants may collude": (open_sums and who.knows >= run.cohort_size - 1),
+        }
+    )
 
 
 def unproved(run: Mechanism) -> str | None:
     """Why no theorem covers a run of this kind, whatever its noise, or None."""
-    if type(run) is not Mechanism:
-        return f"no theorem covers a {type(run).__name__}"
-    if run.unproved_hooks:
-        return f"no theorem covers {', '.join(run.unproved_hooks)} of the algorithm"
-    if run.clip == "median":
-        return "the clip is computed from private data (clip='median'); give a fixed clip"
-    if run.unit == "user" and run.query == "sums":
-        return "bounded sums are proved for single records; give unit='record'"
-    if run.unit == "user" and run.weighting == "records":
-        return "weights by records tell how many records a user has; give weighting='uniform'"
-    return None
+    return _first(
+        {
+            f"no theorem covers a {type(run).__name__}": type(run) is not Mechanism,
+            f"no theorem covers {', '.join(run.unproved_hooks)} of the algorithm": (
+                run.unproved_hooks != ()
+            ),
+            "the clip is computed from private data (clip='median'); give a fixed clip": (
+                run.clip == "median"
+            ),
+            "bounded sums are proved for single records; give unit='record'": (
+                run.unit == "user" and run.query == "sums"
+            ),
+            "weights by records tell how many records a user has; give weighting='uniform'": (
+                run.unit == "user" and run.weighting == "records"
+            ),
+        }
+    )
 
 
 def no_guarantee(run: Mechanism) -> str | None:
     """Why nothing at all is guaranteed, or None."""
-    if reason := unproved(run):
-        return reason
-    if run.noise == 0.0:
-        return "no noise is added (noise=0), so epsilon is infinite"
-    if run.noise < run.least_stated:
-        return f"noise of {run.noise:g} hides nothing; give at least {run.least_stated:.3g}"
-    return None
+    little = f"noise of {run.noise:g} hides nothing; give at least {run.least_stated:.3g}"
+    return unproved(run) or _first(
+        {
+            "no noise is added (noise=0), so epsilon is infinite": run.noise == 0.0,
+            little: run.noise < run.least_stated,
+        }
+    )
 
 
 def _in_sum(run: Mechanism, members: int) -> Array:
