@@ -2,7 +2,7 @@
 
     python benchmarks/evaluation.py [--users 60] [--records 1000] [--repeats 3]
 
-``task.dissimilarity = false`` leaves the comparison of the users' gradients out of an evaluation.
+A network is evaluated without, unless ``task.metrics`` names "dissimilarity".
 The networks are the paper's for MNIST (60 features, 200 hidden units, 10 classes) and the
 convolutional module of ``module.py`` (28 × 28 features); a round has 20 participants with 10 steps
 on a fifth of their records. The three take turns, one thread, and the least CPU time of all repeats

@@ -79,7 +79,6 @@ def measure(given: dict[str, Any]) -> None:
             distributed=several,
             device=given.get("device", "cpu"),
             observer=lambda round, row: times.append(time.perf_counter()),
-            dissimilarity=given["what"] != "share",
         )
     gaps = np.diff(times[given.get("warm", 2) :]).tolist()
     found = {

@@ -30,7 +30,7 @@ beta = 2.0
 users = 10
 records = 100
 [task]
-optimum = true
+metrics = ["optimum"]
 [algorithm]
 name = "scaffold"
 [plan]
@@ -300,7 +300,7 @@ BAD = [
     (["--set", "privacy.delta=2"], "privacy.delta is 2"),
     (["--set", "data.source=synthetc"], "did you mean 'synthetic'"),
     (["--set", "data.userz=3"], "did you mean 'users'"),
-    (["--set", "task.kind=mlp"], "only the convex task"),
+    (["--set", "task.kind=mlp"], "is not convex"),
     (["--set", "rounds=3"], "--set is 'rounds=3'; write plan.rounds=3"),
     (["--set", "planets=3"], "table.key=value"),
     (["--set", "planet.rounds=3"], "did you mean 'plan'"),

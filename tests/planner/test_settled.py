@@ -219,7 +219,7 @@ def test_a_slip_is_named_by_its_key_and_by_what_would_do(tables, said):
     with pytest.raises(BadInput) as refused:
         parse(tables)
     assert said in str(refused.value)
-    parse({"privacy": {"noise": 1.0, "secret": True, "release": True}, "task": {"optimum": False}})
+    parse({"privacy": {"noise": 1.0, "secret": True, "release": True}, "task": {"hidden": 10}})
 
 
 def test_a_folder_that_cannot_be_written_is_refused_before_the_work(tmp_path, monkeypatch):

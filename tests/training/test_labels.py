@@ -169,7 +169,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         f"[data]\nsource = 'csv'\npath = '{folder}/t.csv'\nlabel = {list(LABELS)}\nuser = 'site'\n"
         "preprocess = ['standardise', 'unit-norm']\n[plan]\n"
         + "\n".join(f"{key} = {value}" for key, value in PLAN.items())
-        + "\n[task]\noptimum = true\n"
+        + '\n[task]\nmetrics = ["optimum"]\n'
     )
     (folder / "c.toml").write_text(text)
     done = CliRunner().invoke(app, ["train", f"{folder}/c.toml", "--out", f"{folder}/run", "-q"])

@@ -181,7 +181,7 @@ def test_the_optimum_of_logistic_loss_is_logistic_regression() -> None:
             learning_rate=2.0,
             regularisation=strength,
         ),
-        optimum=True,
+        metrics=["optimum"],
     )
     assert result.final["log10_gap"] < -4
 
@@ -207,7 +207,6 @@ def test_the_optimum_of_huber_loss_lies_where_its_gradient_does_not() -> None:
         ("two", {"kind": "linear", "loss": "hinge"}, "unknown-loss: task.loss is 'hinge'"),
         ("two", {"loss": "logistic"}, "wrong-loss: task.kind … 'logistic' … task.kind = 'linear'"),
         ("number", {"kind": "linear", "loss": "huber:-1"}, "out-of-range: huber:-1"),
-        ("number", {"kind": "mlp", "optimum": True}, "not-convex"),
     ],
 )
 def test_tasks_that_do_not_fit(tmp_path: Path, kind: str, task: dict[str, Any], said: str) -> None:
@@ -232,7 +231,7 @@ def test_regression_from_the_command_line(tmp_path: Path) -> None:
     config.write_text(
         f"[data]\nsource = 'csv'\npath = '{data['path']}'\nlabel = 'y'\nuser = 'site'\n"
         "target = { kind = 'number', low = -9, high = 15 }\npreprocess = ['standardise']\n"
-        "[task]\nkind = 'linear'\nloss = 'huber'\noptimum = true\n"
+        "[task]\nkind = 'linear'\nloss = 'huber'\nmetrics = ['optimum']\n"
         "[plan]\nrounds = 20\nlocal_steps = 5\nuser_ratio = 1.0\ndata_ratio = 0.5\n"
         "learning_rate = 0.2\nevaluate_every = 10\n"
         "[privacy]\nnoise = 0.5\nclip = 2.0\n"

@@ -61,7 +61,13 @@ def lines(folder):
 def test_the_result_holds_what_was_written(federation, tmp_path):
     """History, model and summary on disk are those of the returned result."""
     result = train(
-        federation, Logistic(40, 10), scaffold(), plan(), NOISY, optimum=True, out=tmp_path / "run"
+        federation,
+        Logistic(40, 10),
+        scaffold(),
+        plan(),
+        NOISY,
+        metrics=["optimum"],
+        out=tmp_path / "run",
     )
     assert result.ended == "completed" and result.rounds == 9
     assert [row["round"] for row in result.history] == [2, 4, 6, 8, 9]
@@ -386,7 +392,9 @@ class TestRefusals:
         with refuses("task-failed"):
             train(federation, Logistic(39, 10), fedavg(), plan(), out=tmp_path / "run")
         with refuses("not-convex"):
-            train(federation, Mlp(40, 10), fedavg(), plan(), optimum=True, out=tmp_path / "run")
+            train(
+                federation, Mlp(40, 10), fedavg(), plan(), metrics=["optimum"], out=tmp_path / "run"
+            )
         assert not (tmp_path / "run").exists()
 
     @pytest.mark.parametrize("name", ["cuda:99", "tpu", "mps", "nonsense:1"])

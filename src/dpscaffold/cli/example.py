@@ -10,7 +10,7 @@ from dpscaffold.algorithms import DEFAULT
 #: half the records and half the noise multiplier, so the noise on a gradient is the paper's.
 DEMO: dict[str, Any] = {
     "data": {"source": "synthetic", "alpha": 5.0, "beta": 5.0, "users": 100, "records": 2500},
-    "task": {"kind": "logistic", "optimum": True},
+    "task": {"kind": "logistic", "metrics": ["optimum"]},
     "algorithm": {"name": DEFAULT},
     "plan": {
         "rounds": 300,

@@ -33,7 +33,7 @@ class RowShape(Protocol):
 
 
 class TaskSettings(ConfigTable):
-    """``[task]``: what is learnt, and whether to solve for the central optimum first.
+    """``[task]``: what is learnt, and what is measured.
 
     ``loss`` is a name of :func:`~dpscaffold.tasks.losses.loss_named`. ``kind = "logistic"`` is the
     linear model under softmax, or under one logistic loss a label.
@@ -54,19 +54,15 @@ class TaskSettings(ConfigTable):
     shape: tuple[int, ...] | None = None
     """The shape of a record that the module expects, if it is not a flat row. Example: ``[1, 28,
     28]``"""
-    optimum: bool = False
-    """Whether to solve for the central optimum first and report the distance to it (convex tasks).
-    Example: ``true``"""
     _folder: Path | None = PrivateAttr(default=None)
     class_weights: tuple[float, ...] | dict[str, float] | None = None
     """The weight of each class in the loss, in the order of the classes or by name: constants
     chosen without looking at the data. Example: ``[1.0, 3.0]``"""
     metrics: tuple[str, ...] | None = None
-    """The metrics of every evaluation; by default the usual ones of the target. Example:
+    """The metrics of every evaluation; by default the usual ones of the target. 'optimum' adds the
+    distance to the central optimum, which is solved for first (convex tasks), and 'dissimilarity'
+    how far apart the users' gradients are, as convex tasks always say. Example:
     ``["balanced_accuracy"]``"""
-    dissimilarity: bool = True
-    """Whether the users' gradients are compared at every evaluation. For a network this takes most
-    of the evaluation's time. Example: ``false``"""
 
     @model_validator(mode="after")
     def _consistent(self, info: ValidationInfo) -> TaskSettings:
@@ -76,12 +72,6 @@ class TaskSettings(ConfigTable):
                 "conflicting-arguments",
                 f"task.module is {self.module!r} with task.kind {self.kind!r}; "
                 "a module task needs module = 'package.file:factory'",
-            )
-        if self.optimum and self.kind not in ("logistic", "linear"):
-            raise BadInput(
-                "not-convex",
-                f"task.optimum is true with task.kind {self.kind!r}; "
-                "only the convex tasks 'logistic' and 'linear' have a central optimum",
             )
         if self.loss is not None:
             from dpscaffold.tasks.losses import loss_named

@@ -264,7 +264,6 @@ class RankedRun(RunInProgress):
         engine: str,
         listener: Listener,
         metrics: Sequence[str | OwnMetric],
-        dissimilarity: bool,
     ) -> RankedRun:
         """The run at this rank, once all ranks are known to run the same."""
         if engine != "simulator":
@@ -274,9 +273,8 @@ class RankedRun(RunInProgress):
                 f"out, or use one process",
             )
         names = [metric if isinstance(metric, str) else metric.__name__ for metric in metrics]
-        check_same(ranks, setting, federation, [names, dissimilarity])
-        given = (engine, listener, metrics, dissimilarity)
-        made = cls(setting, federation, hardware, *given)
+        check_same(ranks, setting, federation, names)
+        made = cls(setting, federation, hardware, engine, listener, metrics)
         made.ranks = ranks
         return made
 

@@ -49,6 +49,9 @@ _SMALLEST_GAP = 1e-12
 Block = tuple[Tensor, Tensor, Tensor, Tensor]
 Metrics = dict[str, float | None]
 
+#: What is asked for next to the metrics, and measured on the training records.
+OPTIMUM, DISSIMILARITY = OF_TRAINING = ("optimum", "dissimilarity")
+
 
 @dataclass(frozen=True)
 class Measures:
@@ -67,7 +70,7 @@ class Measures:
         """The metrics of a target; one that does not fit is refused."""
         for name in self.metrics:
             if name not in METRICS:
-                known = ", ".join(metric.name for metric in metrics_for(target))
+                known = ", ".join((*[m.name for m in metrics_for(target)], *OF_TRAINING))
                 raise BadInput(
                     "unknown-metric",
                     f"task.metrics names '{name}'{nearest(name, METRICS)}; there are {known}",

@@ -23,9 +23,10 @@ from dpscaffold.runs.history import HistoryRow
 from dpscaffold.tasks import Task
 from dpscaffold.tasks.fitting import require_task
 from dpscaffold.training.distributed import RankedRun, join, leads, own_hardware, together
+from dpscaffold.training.evaluator import OPTIMUM
 from dpscaffold.training.events import CallbackListener, Listener, ListenerList, silence
 from dpscaffold.training.in_progress import OwnMetric, RunInProgress
-from dpscaffold.training.optimum import solve
+from dpscaffold.training.optimum import require_convex, solve
 from dpscaffold.training.progress import Progress
 from dpscaffold.training.result import Result
 from dpscaffold.training.stopping import Stopping
@@ -43,7 +44,6 @@ def train(
     secure: Secure | None = None,
     engine: str = "simulator",
     device: str = "cpu",
-    optimum: bool = False,
     out: Path | str | None = None,
     resume: bool = False,
     observer: Observer | None = None,
@@ -52,7 +52,6 @@ def train(
     chunk: int | None = None,
     progress: bool = False,
     metrics: Sequence[str | OwnMetric] = (),
-    dissimilarity: bool = True,
     stopping: Stopping | None = None,
     release: bool = False,
     allow: Sequence[str] = (),
@@ -74,7 +73,6 @@ def train(
         secure: Let the server see sums of uploads only, such as ``Secure(colluders=1)``.
         engine: ``"simulator"`` (fast), or ``"loop"`` (the slow reference implementation).
         device: ``"cpu"``, ``"cuda"``, ``"cuda:N"`` or ``"auto"``.
-        optimum: Also compute the central optimum x*, and report the distance to it.
         out: The run folder to write; None writes nothing.
         resume: Continue the run in ``out``.
         observer: Called as ``observer(round, row)`` after every round with its metrics; they are
@@ -85,9 +83,9 @@ def train(
         chunk: The number of users that are computed at once; None chooses it.
         progress: Show a live line, in notebooks too.
         metrics: Names (:data:`~dpscaffold.tasks.metrics.METRICS`), or functions that are called
-            with the model and the federation.
-        dissimilarity: Whether the users' gradients are compared in evaluations. For a network this
-            is most of the time of an evaluation.
+            with the model and the federation. ``"optimum"`` adds the distance to the central
+            optimum x*, and ``"dissimilarity"`` how far apart the users' gradients are: always
+            measured for a convex task, and most of the time of an evaluation for a network.
         stopping: Ends the run early by a public validation set; ε is that of all planned rounds.
         release: Train a model to publish (:mod:`~dpscaffold.config.release`): noise and sampling
             from the operating system, and a refusal of what the guarantee would not cover.
@@ -146,13 +144,11 @@ def train(
                 data,
                 own_hardware(device, ranks, chunk),
                 engine=engine,
-                optimum=optimum,
                 out=out,
                 resume=resume,
                 listener=ListenerList((*listeners, line)),
                 config=config,
                 metrics=metrics,
-                dissimilarity=dissimilarity,
                 stopping=stopping,
                 allowed=tuple(allow) if release else None,
                 data_key=data_key,
@@ -211,13 +207,11 @@ def run(
     hardware: Hardware | None = None,
     *,
     engine: str = "simulator",
-    optimum: bool = False,
     out: Path | str | None = None,
     resume: bool = False,
     listener: Listener = silence,
     config: Mapping[str, Any] | None = None,
     metrics: Sequence[str | OwnMetric] = (),
-    dissimilarity: bool = True,
     stopping: Stopping | None = None,
     allowed: tuple[str, ...] | None = None,
     home: str | None = None,
@@ -236,13 +230,10 @@ def run(
             f"{federation.title!r} has others, so its cost would not be what is accounted; make "
             f"the setting of federation.roster",
         )
-    if optimum and not setting.task.convex:
-        raise BadInput(
-            "not-convex",
-            f"optimum is asked for, but the task {setting.task.name!r} is not convex; leave it out",
-        )
+    if OPTIMUM in metrics:
+        require_convex(setting.task)
     going = _in_progress(
-        ranks, setting, federation, hardware or Hardware(), engine, listener, metrics, dissimilarity
+        ranks, setting, federation, hardware or Hardware(), engine, listener, metrics
     )
     if isinstance(going, RankedRun) and not leads(ranks):
         return going.serve()
@@ -254,7 +245,7 @@ def run(
     try:
         going.open(Path(out) if out is not None else None, resume, config)
         strength = setting.plan.regularisation
-        best = solve(federation, setting.task, strength) if optimum else None
+        best = solve(federation, setting.task, strength) if OPTIMUM in metrics else None
         return going.go(best)
     finally:
         going.close()

@@ -28,7 +28,14 @@ from dpscaffold.runs.folder import Identity, RunFolder
 from dpscaffold.runs.log import RunLog
 from dpscaffold.runs.written import to_toml
 from dpscaffold.training.driver import CPU, Ending, RunDriver
-from dpscaffold.training.evaluator import Evaluator, Measures, Metrics, evaluation_task
+from dpscaffold.training.evaluator import (
+    DISSIMILARITY,
+    OF_TRAINING,
+    Evaluator,
+    Measures,
+    Metrics,
+    evaluation_task,
+)
 from dpscaffold.training.events import Ended, Listener
 from dpscaffold.training.optimum import Optimum
 from dpscaffold.training.result import Result, summarise
@@ -51,7 +58,6 @@ class RunInProgress(RunDriver):
         engine: str,
         listener: Listener,
         metrics: Sequence[str | OwnMetric] = (),
-        dissimilarity: bool = True,
     ) -> None:
         if engine not in ENGINES:
             raise BadInput(
@@ -66,7 +72,10 @@ class RunInProgress(RunDriver):
         if hardware.threads is not None and self.device.type == "cpu":
             torch.set_num_threads(hardware.threads)
         named = tuple([metric for metric in metrics if isinstance(metric, str)])
-        self.measures = Measures(named, dissimilarity)
+        self.measures = Measures(
+            tuple(name for name in named if name not in OF_TRAINING),
+            setting.task.convex or DISSIMILARITY in named,
+        )
         self.optimum_loss: float | None = None
         self.own = {m.__name__: m for m in metrics if not isinstance(m, str)}
         if named:

@@ -28,6 +28,16 @@ class Optimum:
     metrics: dict[str, float | None] = field(default_factory=dict)
 
 
+def require_convex(task: Task) -> None:
+    """Refuse a task that has no central optimum."""
+    if not task.convex:
+        raise BadInput(
+            "not-convex",
+            f"the task {task.name!r} is not convex, so it has no central optimum to solve for; "
+            f"leave it out",
+        )
+
+
 def solve(federation: Federation, task: Task, regularisation: float) -> Optimum:
     """Minimise F(x) = (1/M)ΣF_i(x) + (λ/2)‖x‖² to ‖∇F‖ ≤ 1e-7 in double precision.
 
@@ -40,12 +50,7 @@ def solve(federation: Federation, task: Task, regularisation: float) -> Optimum:
     >>> optimum.gradient_norm < 1e-6
     True
     """
-    if not task.convex:
-        raise BadInput(
-            "not-convex",
-            f"the task {task.name!r} is not convex, so it has no central optimum to solve for; "
-            f"leave it out",
-        )
+    require_convex(task)
     # L-BFGS on the weighted sum over all records, in blocks.
     train = federation.train
     share = torch.repeat_interleave(1.0 / (train.users * train.sizes.double()), train.sizes)

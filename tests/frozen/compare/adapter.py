@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -45,6 +46,7 @@ from dpscaffold.runs import stating
 from dpscaffold.runs.budget_file import BudgetFile, BudgetGrant, BudgetRound
 from dpscaffold.runs.ledger import read_account
 from frozen import statements
+from frozen.compare.configurations import RENAMES, renamed
 
 Said = dict[str, Any]
 VIEWS = ("server", "third_party", "participant")
@@ -350,8 +352,8 @@ def of_statement(given: Mapping[str, Any]) -> Said:
     """The statement of a configuration: of its plan, or of the runs of its steps."""
     with TemporaryDirectory() as folder:
         text = json.dumps(given["config"]).replace("{folder}", folder)
-        config = json.loads(text)
-        config.get("privacy", {}).pop("neighbours", None)  # the sampling decides
+        gone = tomllib.loads(RENAMES.read_text(encoding="utf-8"))["dropped"]
+        config = renamed(json.loads(text), {"dropped": gone})
         Path(folder, "visits.csv").write_text(statements.table(), encoding="utf-8")
         if given["budget"]:
             BudgetFile.open(Path(folder, "budget.jsonl"), **given["budget"])
