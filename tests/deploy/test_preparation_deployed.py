@@ -27,7 +27,7 @@ from dpscaffold.deployment.protocol.agreement import (
     read_offer,
 )
 from dpscaffold.deployment.protocol.enrolment import EnrolledRun, NotEnrolled
-from dpscaffold.deployment.server.agreed import setting_of
+from dpscaffold.deployment.server.agreed import setting_of, trial_of
 from dpscaffold.deployment.server.config import load_served
 from dpscaffold.deployment.server.prepare import fitted_step
 from dpscaffold.deployment.server.run import DeployedRun
@@ -117,24 +117,31 @@ def test_a_rehearsal_fits_and_trains_bit_for_bit_as_the_simulator(tmp_path, name
     assert torch.allclose(model.scores(raw), scores, atol=1e-6)
 
 
+def test_noise_that_hides_nothing_is_refused_before_anybody_is_asked(tmp_path):
+    world = world_of(tmp_path, [{**CENTRE, "noise": 1e-3}])
+    with refuses("noise-out-of-range: mean … give at least 0.05"):
+        trial_of(read_offer(world.enrolled.offer), world.data.roster.sizes)
+
+
 @pytest.mark.slow  # the accountant's grids are large where there is next to no noise
 @pytest.mark.parametrize("sampling", ["fixed", "poisson"])
 def test_with_little_noise_the_fit_is_that_of_all_records(tmp_path, sampling):
     """NumPy on the pooled rows, cut to the public norm, is the oracle."""
-    quiet = [{**STANDARDISE, "noise": 1e-6}, {**PCA, "noise": 1e-6, "norm_bound": 1.5}]
-    world = world_of(tmp_path / "sites", quiet, POISSON.changed(sampling=sampling))
+    quiet = [{**STANDARDISE, "noise": 0.1}, {**PCA, "noise": 0.1, "norm_bound": 1.5}]
+    many = federation((2000, 1500, 2500, 2000))
+    world = world_of(tmp_path / "sites", quiet, POISSON.changed(sampling=sampling), data=many)
     made, result = served(world, tmp_path / "run")
     rows = world.data.train.features.double().numpy()
     cut = rows / np.maximum(1, np.linalg.norm(rows, axis=1, keepdims=True) / 4.0)
     deviation = np.sqrt((cut**2).mean(0) - cut.mean(0) ** 2)
     shift, project = made.offer.rows.steps
-    np.testing.assert_allclose(shift.mean, cut.mean(0), atol=1e-4)
-    np.testing.assert_allclose(1 / shift.factor, deviation, rtol=1e-3)
+    np.testing.assert_allclose(shift.mean, cut.mean(0), atol=2e-3)
+    np.testing.assert_allclose(1 / shift.factor, deviation, rtol=1e-2)
     rows = (rows - cut.mean(0)) / deviation
     cut = rows / np.maximum(1, np.linalg.norm(rows, axis=1, keepdims=True) / 1.5)
     _, vectors = np.linalg.eigh(cut.T @ cut)
     overlap = np.abs(np.linalg.svd(vectors[:, -2:].T @ project.basis)[1])
-    np.testing.assert_allclose(overlap, 1.0, atol=1e-3)
+    np.testing.assert_allclose(overlap, 1.0, atol=2e-2)
     assert result.setting.task.features == 2
 
 

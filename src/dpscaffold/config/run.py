@@ -33,7 +33,7 @@ from dpscaffold.privacy import Mechanism, adversaries, charged, noise_seen, unpr
 from dpscaffold.privacy import solve_noise as least_noise
 from dpscaffold.privacy.adversary import MOST_SUMMED
 from dpscaffold.privacy.ledger import USER_BUDGET
-from dpscaffold.privacy.mechanism import Delta, Relation, Sampling
+from dpscaffold.privacy.mechanism import LEAST_STATED, Delta, Relation, Sampling
 from dpscaffold.privacy.seeds import Seed, SeedKnowledge, origin_of
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.tasks import Task
@@ -428,9 +428,15 @@ def _wrong(run: Run) -> Iterator[tuple[str, str]]:
     if algorithm.sums is not None:
         yield from _wrong_sums(run)
     _ = run.batch_sizes, run.cohort_size  # refuses what cannot be drawn
-    seeded = [
-        step.cost.name for step in run.roster.schema.preparation if step.cost and step.cost.seeded
-    ]
+    costs = [step.cost for step in run.roster.schema.preparation if step.cost is not None]
+    quiet = [cost for cost in costs if cost.noise is not None and cost.noise < LEAST_STATED]
+    if quiet:
+        yield (
+            "noise-out-of-range",
+            f"the noise on the private {quiet[0].name} is {quiet[0].noise:.3g} times what one "
+            f"record can change, too little to hide anything; give at least {LEAST_STATED:g}",
+        )
+    seeded = [cost.name for cost in costs if cost.seeded]
     if run.secret and seeded:
         yield (
             "noise-not-secret",
