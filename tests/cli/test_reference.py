@@ -81,7 +81,7 @@ def test_every_name_is_explained_with_an_example():
 
 
 def test_there_are_few_names():
-    assert len(declared()) <= 133
+    assert len(declared()) <= 127
 
 
 def test_tables_that_share_their_classes_are_there_once():

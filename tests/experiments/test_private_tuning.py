@@ -33,7 +33,7 @@ from dpscaffold.tuning.tuning import parse_tuning
 
 CPU = torch.device("cpu")
 TOY = {
-    "data": {"users": 6, "records": 50, "alpha": 0.0, "beta": 0.0, "iid": True},
+    "data": {"users": 6, "records": 50, "alpha": 0.0, "beta": 0.0},
     "plan": {"rounds": 6, "local_steps": 2, "user_ratio": 0.5, "data_ratio": 0.5},
     "algorithm": {"name": "fedavg"},
     "privacy": {"noise": 4.0},
@@ -260,7 +260,7 @@ def test_the_smallest_loss_wins_and_any_metric_is_for_public_records():
     assert found.winner.score == min(scores)
     assert found.released()["metric"] == "log_loss"
     assert found.released()["privacy"]["number_of_trials"] == "geometric with mean 4"
-    public = {"users": 3, "records": 40, "alpha": 0.0, "beta": 0.0, "iid": True, "seed": 9}
+    public = {"users": 3, "records": 40, "alpha": 0.0, "beta": 0.0, "seed": 9}
     table = {"public": public, "grid": PRIVATE["grid"], "trials": 2.0}
     settings, read = parse_tuning(TOY | {"tune": table | {"metric": "balanced_accuracy"}})
     found = tune_privately(settings, read, CPU, choosing=random.Random(1))
@@ -269,7 +269,7 @@ def test_the_smallest_loss_wins_and_any_metric_is_for_public_records():
 
 
 def test_a_public_score_costs_nothing_and_has_no_noise():
-    public = {"users": 3, "records": 40, "alpha": 0.0, "beta": 0.0, "iid": True, "seed": 9}
+    public = {"users": 3, "records": 40, "alpha": 0.0, "beta": 0.0, "seed": 9}
     settings, table = parse_tuning(
         TOY | {"tune": {"trials": 10.0, "public": public, "grid": PRIVATE["grid"]}}
     )

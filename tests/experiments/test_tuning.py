@@ -19,7 +19,7 @@ from dpscaffold.tuning.tuning import parse_tuning, read_tuning, tune
 
 CPU = torch.device("cpu")
 TOY = {
-    "data": {"users": 6, "records": 50, "alpha": 0.0, "beta": 0.0, "iid": True},
+    "data": {"users": 6, "records": 50, "alpha": 0.0, "beta": 0.0},
     "plan": {"rounds": 30, "local_steps": 5, "user_ratio": 0.5, "data_ratio": 0.5},
     "algorithm": {"name": "fedavg"},
 }

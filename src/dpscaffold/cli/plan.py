@@ -106,10 +106,10 @@ def plan_command(
             "classes": classes,
             "similarity": _number_or(similarity, "--similarity", "unknown"),
             "row_norm": _number_or(row_norm, "--row-norm", "none"),
-            "secure_sums": secure_sums or None,
         },
         (epsilon, view, delta, sampling, unit),
         (rounds, local_steps, cohort_size),
+        secure_sums,
     )
     console = Console(highlight=False, soft_wrap=True)
     found = _recommended(asked, device, as_json or quiet, console)
@@ -144,6 +144,7 @@ def _asked(
     options: Mapping[str, Any],
     goal_options: tuple[float | None, str | None, float | None, str | None, str | None],
     limit_options: tuple[int | None, int | None, int | None],
+    secure_sums: bool,
 ) -> _PlanRequest:
     """What the configuration and the options say."""
     from dpscaffold.config import parse, read_tables
@@ -159,7 +160,7 @@ def _asked(
     facts = facts_of(asked)
     goal = _goal(tables, *goal_options)
     limits = _limits(tables, facts.users, *limit_options)
-    preset = _preset(tables, settings, facts, goal, asked.secure_sums)
+    preset = _preset(tables, settings, facts, goal, secure_sums)
     if goal_options[0] is None and settings.privacy and isinstance(settings.privacy.epsilon, dict):
         preset = replace(preset, budgets=settings.privacy.epsilon)
     return _PlanRequest(tables, settings, facts, goal, limits, preset)

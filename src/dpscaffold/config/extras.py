@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Literal
 
 from dpscaffold.config.table import ConfigTable
-from dpscaffold.data.meanings import Alike, Shape
+from dpscaffold.data.meanings import Alike, Located, Shape, Sizes
 
 
-class FactsSettings(Shape, Alike, ConfigTable):
+class FactsSettings(Shape, Alike, Sizes, ConfigTable):
     """``[facts]``: what is public about the data, for ``dpscaffold plan``."""
 
     users: int | None = None
@@ -23,12 +23,9 @@ class FactsSettings(Shape, Alike, ConfigTable):
     """γ, the similarity of the users in per cent; 'unknown' assumes 0. Example: ``10.0``"""
     row_norm: float | Literal["none"] | None = None
     """The row norm that preprocessing guarantees, or 'none'. By default 1. Example: ``1.0``"""
-    secure_sums: bool = False
-    """Whether secure sums are available, so that a plan may use them if they are better. Example:
-    ``true``"""
 
 
-class StoppingSettings(ConfigTable):
+class StoppingSettings(Located, ConfigTable):
     """``[stopping]``: end a run early by public rows
     (:class:`~dpscaffold.training.stopping.Stopping`)."""
 

@@ -9,6 +9,7 @@ from pydantic import Field, PrivateAttr, ValidationInfo, model_validator
 
 from dpscaffold.algorithms.naming import own_function
 from dpscaffold.config.table import ConfigTable, folder_of
+from dpscaffold.data.meanings import Shaped
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation.schema import Target
 
@@ -32,7 +33,7 @@ class RowShape(Protocol):
         ...
 
 
-class TaskSettings(ConfigTable):
+class TaskSettings(Shaped, ConfigTable):
     """``[task]``: what is learnt, and what is measured.
 
     ``loss`` is a name of :func:`~dpscaffold.tasks.losses.loss_named`. ``kind = "logistic"`` is the

@@ -80,9 +80,6 @@ class Synthetic(_Data, Users, Classes):
     """d, the number of features. Example: ``20``"""
     classes: int = Field(default=10, ge=2)
     """The number of classes. Example: ``4``"""
-    iid: bool = False
-    """Whether all users have the same model and the same distribution of features. Example:
-    ``true``"""
     size_spread: float = Field(default=0.0, ge=0)
     """How unequal the users' numbers of records are: the standard deviation of their logarithm.
     Example: ``0.5``"""

@@ -33,11 +33,30 @@ class Sourced(_Shared):
     ``"csv"``"""
 
 
-class Stored(Sourced):
+class Located(_Shared):
     """Records that lie in a file or a folder."""
 
     path: PathText | None
     """Where the records lie. Example: ``"records.csv"``"""
+
+
+class Stored(Located, Sourced):
+    """A source that lies in a file or a folder."""
+
+
+class Sizes(_Shared):
+    """How many records there are, as everybody may know."""
+
+    records: int | tuple[int, ...] | dict[str, int] | None
+    """The public number of training records: of a site, of every user, or of each site by name.
+    Example: ``400``"""
+
+
+class Shaped(_Shared):
+    """Records that are no flat rows."""
+
+    shape: tuple[int, ...] | None
+    """The shape of a record. Example: ``[1, 28, 28]``"""
 
 
 class Users(_Shared):

@@ -22,6 +22,7 @@ from pydantic import (
     model_validator,
 )
 
+from dpscaffold.data.meanings import Shaped
 from dpscaffold.data.sentences import mistake_of
 from dpscaffold.errors import BadInput, BadValue, nearest
 from dpscaffold.privacy.preparation import Protection
@@ -66,7 +67,7 @@ class ClipNormSettings(StepSettings):
     """Longer rows are scaled down to this norm. Example: ``1.0``"""
 
 
-class HogSettings(StepSettings):
+class HogSettings(StepSettings, Shaped):
     """Images as histograms of oriented gradients, for rows of pixels. Needs no fit."""
 
     step: Literal["hog"] = "hog"

@@ -23,6 +23,7 @@ from dpscaffold.config.gaussian import Gaussian
 from dpscaffold.config.personal import PersonalSettings
 from dpscaffold.config.plan import Plan
 from dpscaffold.config.secure import Secure
+from dpscaffold.data.meanings import Sizes
 from dpscaffold.data.sentences import mistake_of
 from dpscaffold.deployment.protocol.agreement import (
     Offer,
@@ -52,7 +53,7 @@ NEEDS_SIZES = (
 )
 
 
-class DeploySettings(ConfigTable):
+class DeploySettings(Sizes, ConfigTable):
     """``[deploy]``: where the SuperLink's loopback side is, and how long to wait for whom."""
 
     address: str = "127.0.0.1:8444"

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError,
 from dpscaffold.algorithms.registry import AGREED
 from dpscaffold.config.gaussian import NoisedStep
 from dpscaffold.config.secure import SumRules
+from dpscaffold.data.meanings import Sizes
 from dpscaffold.data.sentences import mistake_of
 from dpscaffold.deployment.protocol.messages import Refused, checked_public
 from dpscaffold.deployment.provision import host_and_port, read_toml, site_name
@@ -166,7 +167,7 @@ class SumsSite(_SiteTable):
         return placed
 
 
-class SiteFile(SumsSite):
+class SiteFile(Sizes, SumsSite):
     """``site.toml`` of a deployed site. It serves for sums by e-mail as well: the tables mean the
     same."""
 
