@@ -281,7 +281,6 @@ short = told(lambda gradient, y, at: gradient[..., :3])
 """
 
 
-@pytest.mark.parametrize("engine", ["simulator", pytest.param("loop", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("name", "said"),
     [
@@ -290,9 +289,9 @@ short = told(lambda gradient, y, at: gradient[..., :3])
         ("short", "whose functions gave what cannot be computed with (RuntimeError"),
     ],
 )
-def test_what_fails_in_a_round_is_one_sentence(name, said, engine, config, tmp_path):
+def test_what_fails_in_a_round_is_one_sentence(name, said, config, tmp_path):
     (config.parent / "own_failing.py").write_text(FAILING)
-    words = ["--set", f"algorithm.name=own_failing:{name}", "--engine", engine]
+    words = ["--set", f"algorithm.name=own_failing:{name}"]
     done = done_here("train", config, *words, "--out", tmp_path / "o")
     assert done.returncode == 2, done.stderr
     said = f"error: algorithm.name is 'own_failing:{name}', {said}"

@@ -168,8 +168,7 @@ TRAIN = (
         "train",
         "a configuration",
         "small.toml",
-        acts=f"{TRAINED}; --set plan.rounds=3; --engine loop; --data-key key; --track nowhere; "
-        "--seeds 2",
+        acts=f"{TRAINED}; --set plan.rounds=3; --data-key key; --track nowhere; --seeds 2",
     ),
     Mode(
         "train",
@@ -184,13 +183,13 @@ TRAIN = (
         "a run that goes on",
         "small --resume",
         acts=f"{TRAINED}; --set plan.rounds=3; --track nowhere; without --resume",
-        refused="--engine loop; --data-key key; --seeds 2",
+        refused="--data-key key; --seeds 2",
     ),
     Mode(
         "train",
         "several seeds",
         "small.toml --seeds 2",
-        acts=f"{TRAINED}; --set plan.rounds=3; --engine loop; --data-key key; --seeds 3",
+        acts=f"{TRAINED}; --set plan.rounds=3; --data-key key; --seeds 3",
         refused="--track tensorboard",
         slow=True,
     ),

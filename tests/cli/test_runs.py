@@ -305,7 +305,6 @@ BAD = [
     (["--set", "planets=3"], "table.key=value"),
     (["--set", "planet.rounds=3"], "did you mean 'plan'"),
     (["--device", "cuda:7"], "device is 'cuda:7'"),
-    (["--engine", "warp"], "choose one of simulator, loop"),
 ]
 
 

@@ -28,7 +28,7 @@ NUMBERS = "--users 10 --records 40 --rounds 5 --local-steps 2 --user-ratio 0.2 -
 #: options are met.
 LINES: tuple[str, ...] = (
     "train c.toml --out new --set plan.rounds=1 -q",
-    "train c.toml --out new --json --set privacy=false --engine loop",
+    "train c.toml --out new --json --set privacy=false",
     "train --resume run",
     "train --resume run --set plan.rounds=3 -v",
     "train t.toml --out new --device cpu -v",

@@ -49,12 +49,6 @@ def train_command(
         bool, typer.Option("--resume", help="Continue the run in the given folder, or in --out.")
     ] = False,
     device: Annotated[str, typer.Option(help="Device: cpu, cuda, cuda:N or auto.")] = "cpu",
-    engine: Annotated[
-        str | None,
-        typer.Option(
-            help="Engine: simulator (fast, default) or loop (slow reference implementation)."
-        ),
-    ] = None,
     data_key: Annotated[
         Path | None,
         typer.Option(
@@ -99,7 +93,7 @@ def train_command(
         settings = _settings(request.config, set_ or [])
         printing = ranks is None or ranks.leads
         how = _how(verbose and printing, as_json or quiet or not printing)
-        how |= {"device": device, "engine": engine or engine_of(request), "data_key": data_key}
+        how |= {"device": device, "data_key": data_key}
         if seeds is not None:
             _refuse_ranks(seeds)
             _refuse_with_seeds(seeds, config, {"--track": track})
@@ -239,14 +233,6 @@ def _check_run_folder(folder: Path, resume: bool) -> None:
         )
     if not resume:
         raise BadInput("run-exists", f"{folder} is a run folder; add --resume to continue its run")
-
-
-def engine_of(request: TrainRequest) -> str:
-    """The engine that a resumed run began with; the simulator for a new one."""
-    from dpscaffold.runs.folder import RunFolder
-
-    saved = RunFolder(request.folder).read_json("run.json") if request.resume else None
-    return str((saved or {}).get("engine", "simulator"))
 
 
 def _refuse_with_seeds(seeds: int, config: Path | None, options: Mapping[str, object]) -> None:
