@@ -453,7 +453,7 @@ class Written:
     @property
     def planned(self) -> float:
         """ε towards the server of the whole plan."""
-        runs = (Mechanism.from_dict(part["mechanism"]) for part in self.text["parts"])
+        runs = (Mechanism.from_json(part["mechanism"], "a file") for part in self.text["parts"])
         return sum(_epsilon(replace(run, extra=0)) for run in runs)
 
     @property
@@ -474,7 +474,7 @@ def read_statement(text: str) -> Written:
 
 def epsilon_of(stated: Written, rounds: int, repeats: Sequence[int]) -> float:
     """ε towards the server of so many rounds of what a statement describes."""
-    run = Mechanism.from_dict(stated.text["parts"][0]["mechanism"])
+    run = Mechanism.from_json(stated.text["parts"][0]["mechanism"], "a file")
     return _epsilon(replace(run, extra=sum(repeats)), rounds)
 
 

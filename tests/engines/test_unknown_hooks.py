@@ -66,8 +66,8 @@ def test_no_bound_holds_for_a_new_hook(name):
     for who in (*adversaries(run, 2).values(), ALONE):
         with refuses("no-privacy: start"):
             epsilon(run, who)
-    stored = json.loads(json.dumps(run.to_dict()))
-    assert Mechanism.from_dict(stored) == run  # a stored run is refused as well
+    stored = json.loads(json.dumps(run.to_json()))
+    assert Mechanism.from_json(stored, "a file") == run  # a stored run is refused as well
 
 
 def test_a_run_with_a_new_hook_states_no_epsilon():

@@ -186,7 +186,7 @@ def test_a_configuration_and_its_run(tmp_path):
     model = stated(f"{folder}/model")
     assert model.towards("server").epsilon == ran.towards("server").epsilon
     (Path(folder) / "model" / "privacy.json").write_text('{"held": 1}')
-    with refuses("run-damaged: privacy.json is no privacy statement") as refused:
+    with refuses("run-damaged: privacy.json cannot be read") as refused:
         call(f"{folder}/model")
     assert str(refused.value).count("restore it") == 1
     (Path(folder) / "noised.jsonl").write_text("")

@@ -99,7 +99,8 @@ def test_every_run_names_its_neighbours_and_survives_json(changes, name):
     for more in ({}, unequal, {"clip": "median", "declines": "a site", "extra": 3}):
         run = run_of(SMALL, **changes, **more)
         assert run.relation == name and run.neighbours.endswith(f"({name})")
-        assert Mechanism.from_dict(json.loads(json.dumps(run.to_dict(), allow_nan=False))) == run
+        stored = json.loads(json.dumps(run.to_json(), allow_nan=False))
+        assert Mechanism.from_json(stored, "a file") == run
 
 
 @pytest.mark.parametrize(
@@ -119,7 +120,7 @@ def test_every_run_names_its_neighbours_and_survives_json(changes, name):
 )
 def test_a_stored_description_that_is_not_fully_understood_is_refused(change):
     with pytest.raises(BadInput):
-        Mechanism.from_dict({**run_of(SMALL).to_dict(), **change})
+        Mechanism.from_json({**run_of(SMALL).to_json(), **change}, "a file")
 
 
 def test_a_stored_membership_that_contradicts_its_groups_is_refused():
@@ -127,7 +128,7 @@ def test_a_stored_membership_that_contradicts_its_groups_is_refused():
     run = run_of(SMALL, louder=[1.0] + [3.0] * 9)
     for membership in ([0] * 10, [1] * 10, [0] * 9 + [1], [-1, *[1] * 9]):
         with refuses("run-damaged: membership"):
-            Mechanism.from_dict({**run.to_dict(), "membership": membership})
+            Mechanism.from_json({**run.to_json(), "membership": membership}, "a file")
 
 
 #: One sum of a round over unequal users: where the noise of others counts, so that all may matter.

@@ -81,10 +81,10 @@ def test_who_sends_one_sum():
 
 def test_what_a_stored_description_does_not_say_counts_as_the_weaker_claim():
     run = run_of(SMALL, memory=False, local_steps=1, cohort_size=4)
-    stored = run.to_dict()
+    stored = run.to_json()
     assert stored.pop("one_sum") is True
     assert noise_seen(run, THIRD_PARTY).theorem == "2"
-    assert noise_seen(Mechanism.from_dict(stored), THIRD_PARTY).theorem == "1"
+    assert noise_seen(Mechanism.from_json(stored, "a file"), THIRD_PARTY).theorem == "1"
 
 
 PLAN = Plan(rounds=2, local_steps=2, user_ratio=1.0, data_ratio=0.5)

@@ -89,7 +89,7 @@ def test_what_is_written_is_read_back(kind):
 def own_recount(written: dict[str, Any]) -> dict[tuple[str, str], float]:
     """Every ε of privacy.json of one part, from its mechanism, rounds, counts and costs."""
     (stored,) = written["parts"]
-    run = Mechanism.from_dict(stored["mechanism"])
+    run = Mechanism.from_json(stored["mechanism"], "a file")
     costs = [Cost(**cost) for cost in stored.get("costs", ())]
     several = [re.match(r"(\d+) sites that pool", one["words"]) for one in written["guarantees"]]
     known = adversaries(run, next((int(found[1]) for found in several if found), 1))
@@ -124,7 +124,7 @@ def test_whoever_has_the_file_can_compute_every_number_again(kind):
         if which in one
     }
     assert own_recount(written) == pytest.approx(stated, rel=1e-9) and stated
-    run = Mechanism.from_dict(written["parts"][0]["mechanism"])
+    run = Mechanism.from_json(written["parts"][0]["mechanism"], "a file")
     costs = [Cost(**cost) for cost in written["parts"][0].get("costs", ())]
     if by_group := written.get("by_group"):
         server, rounds = adversaries(run)["server"], written["parts"][0]["rounds"]
@@ -169,7 +169,7 @@ def test_a_curve_holds_what_its_theorem_states(kind):
     ids=str,
 )
 def test_a_file_of_another_version_is_refused(change):
-    with refuses("run-damaged: privacy.json is no privacy statement of this version"):
+    with refuses("run-damaged: privacy.json cannot be read by this version"):
         Statement.from_json({**STATEMENTS["plan"].to_json(), **change}, "privacy.json")
     for other in ([], "x", None):
         with refuses("run-damaged"):

@@ -85,7 +85,7 @@ _known: dict[str, float] = {}
 
 def remember(what: str, run: Mechanism, epsilon: float, solve: Callable[[], float]) -> float:
     """An answer, solved once in this process."""
-    key = json.dumps([what, run.to_dict(), epsilon], sort_keys=True)
+    key = json.dumps([what, run.to_json(), epsilon], sort_keys=True)
     if key not in _known:
         _known[key] = float(solve())
     return _known[key]

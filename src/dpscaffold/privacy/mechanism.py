@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import cache, cached_property, wraps
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,9 +88,45 @@ def _mistake_of(error: ValidationError) -> BadInput:
     if isinstance(known, BadInput):
         return known
     code = "unknown-choice" if first["type"] == "literal_error" else "out-of-range"
-    field = next((str(name) for name in reversed(first["loc"]) if str(name).isidentifier()), "")
+    field = next((str(name) for name in reversed(first["loc"]) if str(name).isidentifier()), "it")
     said = first["msg"].replace("Input should be", "it must be")
-    return BadInput(code, f"{field}={first['input']!r:.60} cannot be run: {said}")
+    value = "" if first["type"].startswith("missing") else f"={first['input']!r:.60}"
+    return BadInput(code, f"{field}{value} cannot be used: {said}")
+
+
+class Stored:
+    """What is kept as JSON, and read back with the checks of its fields."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values, without what has its default."""
+        values: dict[str, Any] = self._adapter().dump_python(
+            self, mode="json", exclude_defaults=True
+        )
+        return values
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any], where: str) -> Self:
+        """The inverse of :meth:`to_json`; ``where`` names the file.
+
+        >>> run = describe(rounds=4, local_steps=1, users=2, cohort_size=1, records=[8, 9],
+        ...                batch_sizes=2, noise=3)
+        >>> Mechanism.from_json(run.to_json(), "a file") == run
+        True
+        """
+        try:
+            read: Self = cls._adapter().validate_json(json.dumps(values), strict=True)
+        except ValidationError as error:
+            raise BadInput(
+                "run-damaged",
+                f"{where} cannot be read by this version ({_mistake_of(error)}); restore it, or "
+                f"train again",
+            ) from error
+        return read
+
+    @classmethod
+    @cache
+    def _adapter(cls) -> TypeAdapter[Any]:
+        return TypeAdapter(cls)
 
 
 @refusing
@@ -145,7 +181,7 @@ class SecureSums:
 
 @refusing
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class Mechanism:
+class Mechanism(Stored):
     """T rounds of a Gaussian mechanism; in each, m of M users drawn uniformly take part with K
     steps. Build it with :func:`describe`.
 
@@ -294,34 +330,6 @@ class Mechanism:
                 f"not say in which; ask the run's ledger",
             )
         return self.membership[user] if self.membership else 0
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values, without what has its default; :meth:`from_dict` reads them back."""
-        values: dict[str, Any] = _stored().dump_python(self, mode="json", exclude_defaults=True)
-        return values
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Mechanism:
-        """The inverse of :meth:`to_dict`, checked as if it had been described again.
-
-        >>> run = describe(rounds=4, local_steps=1, users=2, cohort_size=1, records=[8, 9],
-        ...                batch_sizes=2, noise=3)
-        >>> Mechanism.from_dict(run.to_dict()) == run
-        True
-        """
-        try:
-            return _stored().validate_json(json.dumps(dict(values)))
-        except ValidationError as error:
-            raise BadInput(
-                "run-damaged",
-                f"the stored description of the run cannot be read ({_mistake_of(error)}); restore "
-                f"the file",
-            ) from error
-
-
-@cache
-def _stored() -> TypeAdapter[Mechanism]:
-    return TypeAdapter(Mechanism)
 
 
 def _is_partition(groups: Sequence[Group], membership: Sequence[int], users: int) -> bool:

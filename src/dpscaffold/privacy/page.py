@@ -7,7 +7,6 @@ say the same. Whoever has the file can compute every number again from ``mechani
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,10 +14,9 @@ from functools import cache
 from importlib import resources
 from typing import Any, ClassVar, Literal
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict
 
-from dpscaffold.errors import BadInput
-from dpscaffold.privacy.mechanism import Mechanism
+from dpscaffold.privacy.mechanism import Mechanism, Stored
 from dpscaffold.privacy.numbers import digits_up, percent, round_up
 from dpscaffold.privacy.preparation import WITHIN, Cost, Remark
 
@@ -93,7 +91,7 @@ class JournalHead:
 
 
 @dataclass(frozen=True)
-class Statement:
+class Statement(Stored):
     """Everything that may be said about a run's privacy.
 
     Attributes:
@@ -168,33 +166,11 @@ class Statement:
         """The mechanism of the last part."""
         return self.parts[-1].mechanism if self.parts else None
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON values, without what has its default."""
-        values: dict[str, Any] = _stored().dump_python(self, mode="json", exclude_defaults=True)
-        return values
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any], where: str) -> Statement:
-        """The inverse of :meth:`to_json`; ``where`` names the file."""
-        try:
-            return _stored().validate_json(json.dumps(values), strict=True)
-        except ValidationError as error:
-            raise BadInput(
-                "run-damaged",
-                f"{where} is no privacy statement of this version ({error.errors()[0]['msg']}); "
-                f"restore it, or train again",
-            ) from error
-
     def __repr__(self) -> str:
         return line(self)
 
     def _repr_markdown_(self) -> str:
         return page(self)
-
-
-@cache
-def _stored() -> TypeAdapter[Statement]:
-    return TypeAdapter(Statement)
 
 
 #: What is protected, by unit.

@@ -315,7 +315,7 @@ def described(ledger: Ledger) -> dict[str, Any]:
     """What a run is, and what its users may spend, as JSON values."""
     return {
         "version": VERSION,
-        "run": ledger.run.to_dict(),
+        "run": ledger.run.to_json(),
         "user_budget": ledger.user_budget,
     }
 
@@ -371,7 +371,7 @@ def _read(folder: Path) -> tuple[Ledger, Journal]:
             f"{summary.get('version')}, and this one reads {VERSION}); read it with that version",
         )
     try:
-        ledger = Ledger(Mechanism.from_dict(summary["run"]), summary["user_budget"])
+        ledger = Ledger(Mechanism.from_json(summary["run"], "its run"), summary["user_budget"])
     except (ValueError, KeyError, TypeError) as error:
         raise BadInput(
             "ledger-damaged", f"{folder / SUMMARY} is damaged ({error}); {AGAIN}"

@@ -217,7 +217,7 @@ class BudgetReservation:
             rounds=price.rounds,
             unit=self._run.unit,
             neighbours=self._run.neighbours,
-            plan=digest(self._run.to_dict()),
+            plan=digest(self._run.to_json()),
             noise_seed=None if self._setting.secret else self._setting.plan.public_seed,
         )
 
