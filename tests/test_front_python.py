@@ -76,7 +76,7 @@ def test_a_ledger_that_must_be_kept_needs_a_folder(
     with refuses(said):
         run({"data": data, "privacy": {"noise": 4.0, **privacy}})
     given = synthetic(users=4, records=40, dimension=4, classes=3)
-    options = {"release": True, "allow": ["unprotected-preprocessing"]}
+    options = {"release": ["unprotected-preprocessing"]}
     more, given_file = (options, None) if "release" in privacy else ({}, "b.jsonl")
     noised = Gaussian(noise=4.0, budget_file=given_file)
     with refuses(said):

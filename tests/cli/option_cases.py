@@ -684,8 +684,8 @@ def build(folder: Path) -> None:
             "train other.toml --set data.seed=9 --out other --data-key records.key",
             "train table.toml --out table",
             "train number.toml --out number",
-            "train sum.toml --set plan.seed= --set privacy.release=true "
-            "--set privacy.allow=['unprotected-preprocessing'] --out released",
+            "train sum.toml --set plan.seed= "
+            "--set privacy.release=['unprotected-preprocessing'] --out released",
             "privacy budget.jsonl --epsilon 2 --delta 1e-5",
             "provision federation.toml --out site --with-keys",
             *(f"sums keys mail.toml --name {name} --out mail/{name}" for name in "ab"),

@@ -120,10 +120,10 @@ def test_which_records_are_complete_is_outside_the_guarantee(tmp_path: Path, mon
     (tmp_path / "c.toml").write_text(f'[data]\n{given}\n{more}missing = "drop"\n{plan}')
     refused = CliRunner().invoke(cli.app, ["train", "c.toml", "--out", "run", *RELEASE])
     assert "Records with missing values were left out" in str(refused.exception)
-    assert "privacy.allow = ['unprotected-preprocessing']" in str(refused.exception)
+    assert "privacy.release = ['unprotected-preprocessing']" in str(refused.exception)
     assert not (tmp_path / "run").exists()
     words = ["train", "c.toml", "--out", "run", *RELEASE, "-q"]
-    words += ["--set", 'privacy.allow=["unprotected-preprocessing"]']
+    words += ["--set", 'privacy.release=["unprotected-preprocessing"]']
     done = CliRunner().invoke(cli.app, words)
     assert done.exit_code == 0, done.output
     assert LEFT_OUT in [words for _, words in statement_in(tmp_path / "run").outside]

@@ -203,7 +203,7 @@ def test_a_release_refuses_all_at_once_and_says_what_to_write(tmp_path: Path, mo
         "Write ranges = { age = [low, high], stay = [low, high], admitted = [low, high] }",
     ):
         assert part in said, said
-    words += ["--set", 'privacy.allow=["unprotected-preprocessing"]', "--set", "plan.seed=3"]
+    words += ["--set", 'privacy.release=["unprotected-preprocessing"]', "--set", "plan.seed=3"]
     allowed = command(*words)[1]
     assert "it is refused: plan.seed is 3" in allowed and "\n" not in allowed
 

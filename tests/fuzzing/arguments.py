@@ -32,7 +32,7 @@ LINES: tuple[str, ...] = (
     "train --resume run",
     "train --resume run --set plan.rounds=3 -v",
     "train t.toml --out new --device cpu -v",
-    "train c.toml --out new --set privacy.release=true --set privacy.allow=['median-clip']",
+    "train c.toml --out new --set privacy.release=['median-clip']",
     "train --set data.source=csv --set data.path=table.csv --set data.label=ill --out new -q",
     "init table.csv --out drafted.toml --label ill --user site --epsilon 1 --rows 50 --force",
     "init sites --json --out drafted.toml",

@@ -320,7 +320,7 @@ def test_what_is_outside_is_named():
     assert "simulated-sums" not in codes(STATEMENTS["secure sums"])
     assert "X25519" in page(STATEMENTS["secure sums"]) and "X25519" not in page(said)
     allowed = state([part(SUMS)], Facts(allowed=("metrics",)))
-    assert "privacy.allow: metrics" in codes(allowed)["allowed"]
+    assert "privacy.release: metrics" in codes(allowed)["allowed"]
     drawn = dict(state([part(SUMS)], Facts(draw_given=True)).needs)
     assert "draw" in drawn and "draw" not in dict(state([part(SUMS)]).needs)
 

@@ -211,7 +211,7 @@ def test_the_page_of_a_run_that_keeps_a_promise_has_no_metrics(tmp_path: Path) -
     mechanism, out = Gaussian(noise=4.0), tmp_path / "release"
     allow = ["unprotected-preprocessing"]
     made = (data, Logistic(4, 3), scaffold_balanced(), plan, mechanism)
-    train(*made, release=True, allow=allow, metrics=["optimum"], out=out)
+    train(*made, release=allow, metrics=["optimum"], out=out)
     raw = read_off_records(out)
     for text in both([out]):
         assert not [name for name, number in raw.items() if shown(number) in text]

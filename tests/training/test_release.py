@@ -135,7 +135,7 @@ def test_the_best_seed_of_many_is_below_its_own_ledger():
 
 OPENLY = "unprotected-preprocessing"
 RELEASE = ("--set", "privacy.release=true")
-OVERRULED = ("--set", f'privacy.allow=["{OPENLY}"]')
+OVERRULED = ("--set", f'privacy.release=["{OPENLY}"]')
 
 
 @pytest.fixture
@@ -151,7 +151,7 @@ def test_a_release_is_secret_and_nobody_chose_its_draw(tmp_path, released):
     assert "tuning" in dict(said.outside)
     assert "unprotected-preprocessing" in dict(said.outside)["allowed"]
     stored = (tmp_path / "run" / "config.toml").read_text()
-    assert "secret = true" in stored and "release = true" in stored
+    assert "secret = true" in stored and "release = [" in stored
     trained(tmp_path, *RELEASE, *OVERRULED, name="other")
     seeds = [json.loads((tmp_path / name / "seed.json").read_text()) for name in ("run", "other")]
     assert seeds[0]["seed"] != seeds[1]["seed"] and seeds[0]["origin"] == "system"
@@ -179,7 +179,7 @@ def test_a_release_is_resumed_with_its_own_draw(tmp_path, monkeypatch):
             raise RuntimeError("killed")
         return real(self, phase, broadcast, draw)
 
-    config = written(tmp_path, privacy="release = true\nallow = ['unprotected-preprocessing']")
+    config = written(tmp_path, privacy="release = ['unprotected-preprocessing']")
     with monkeypatch.context() as patch:
         patch.setattr(Simulator, "gather", dies)
         assert command("train", config, "--out", tmp_path / "run").exit_code != 0
@@ -196,13 +196,13 @@ def test_a_release_is_resumed_with_its_own_draw(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("parts", "options", "words"),
     [
-        ({}, [*RELEASE], f"privacy.allow = ['{OPENLY}']"),
-        ({"privacy": "release = true"}, [], f"privacy.allow = ['{OPENLY}']"),
-        ({}, [*RELEASE, "--set", "privacy.clip=median"], "privacy.allow = ['median-clip']"),
+        ({}, [*RELEASE], f"privacy.release = ['{OPENLY}']"),
+        ({"privacy": "release = true"}, [], f"privacy.release = ['{OPENLY}']"),
+        ({}, [*RELEASE, "--set", "privacy.clip=median"], "privacy.release = ['median-clip']"),
         ({}, [*RELEASE, "--set", "privacy.noise=0"], "protects nobody"),
         ({"plan": "seed = 3"}, [*RELEASE, *OVERRULED], "seed is 3"),
-        ({}, ["--set", 'privacy.allow=["median-clip"]'], "nothing is released"),
-        ({}, [*RELEASE, "--set", 'privacy.allow=["everything"]'], "everything"),
+        ({}, ["--set", 'privacy.release=["everything"]'], "everything"),
+        ({}, ["--set", "privacy.release=[]"], "privacy.release"),
         ({}, ["--set", "privacy=false", *RELEASE], "privacy"),
     ],
 )
@@ -216,7 +216,7 @@ def test_what_a_release_refuses(tmp_path, parts, options, words):
 
 def test_a_median_clip_may_be_released_and_promises_nothing(tmp_path):
     said, _ = trained(
-        tmp_path, *RELEASE, "--set", f'privacy.allow=["median-clip", "{OPENLY}"]',
+        tmp_path, "--set", f'privacy.release=["median-clip", "{OPENLY}"]',
         "--set", "privacy.clip=median",
     )  # fmt: skip
     assert said.guarantee is False and said.epsilon is None and "clip" in said.reason
@@ -232,7 +232,7 @@ def from_python(tmp_path, federation=None, privacy=None, plan=None, **options):
     return train(federation, Logistic(40, 10), fedavg(), plan, privacy or None, **options)
 
 
-OPEN = {"release": True, "allow": ["unprotected-preprocessing"]}
+OPEN = {"release": ["unprotected-preprocessing"]}
 
 
 def test_a_release_from_python_states_what_the_command_does(tmp_path):
@@ -267,12 +267,12 @@ def test_a_release_from_python_goes_on_with_its_own_draw(tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"release": True}, "release-refused: privacy.allow"),
-        ({"release": True, "allow": ["everything"]}, "unknown-choice: everything"),
-        ({"allow": ["median-clip"]}, "not-applicable"),
+        ({"release": True}, "release-refused: privacy.release"),
+        ({"release": ["everything"]}, "unknown-choice: everything"),
+        ({"release": []}, "release-refused: privacy.release"),
         ({**OPEN, "privacy": False}, "no-privacy"),
         ({**OPEN, "noise": 0.0}, "release-refused"),
-        ({**OPEN, "clip": "median"}, "release-refused: privacy.allow"),
+        ({**OPEN, "clip": "median"}, "release-refused: privacy.release"),
         ({**OPEN, "seed": 3}, "release-refused: plan.seed is 3"),
         ({**OPEN, "seed": 0}, "release-refused: plan.seed is 0"),
     ],

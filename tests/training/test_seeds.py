@@ -37,7 +37,7 @@ checkpoint_every = 2
 noise = 6.0
 {privacy}
 """
-SECRET, RELEASE = "secret = true", "release = true\nallow = ['unprotected-preprocessing']"
+SECRET, RELEASE = "secret = true", "release = ['unprotected-preprocessing']"
 PLAN = Plan(rounds=4, local_steps=2, user_ratio=0.25, checkpoint_every=2)
 
 
@@ -146,9 +146,10 @@ def test_python_draws_as_the_command_does(tmp_path, federation, folder):
 # --- resume
 
 
-@pytest.mark.parametrize("options", [{}, {"release": True}], ids=["secret", "release"])
+@pytest.mark.parametrize(
+    "options", [{}, {"release": ["unprotected-preprocessing"]}], ids=["secret", "release"]
+)
 def test_a_resumed_run_draws_from_its_kept_seed(tmp_path, federation, options):
-    options |= {"allow": ["unprotected-preprocessing"]} if options else {}
     with pytest.raises(Crash):
         from_python(federation, tmp_path / "run", observer=die_after(3), **options)
     kept = (tmp_path / "run" / "seed.json").read_bytes()

@@ -180,12 +180,29 @@ class NoisedStep(RunTable):
         return NoisedStep(**self.model_dump(include=set(NoisedStep.model_fields)))
 
 
+#: What a release overlooks where it is told to, by name.
+Exceptions = Annotated[
+    list[Literal["unprotected-preprocessing", "median-clip"]], Field(min_length=1)
+]
+
+
+def overruled(release: object) -> tuple[str, ...] | None:
+    """The exceptions from the rules of a release; None where nothing is released.
+
+    >>> overruled(True), overruled(["median-clip"]), overruled(False)
+    ((), ('median-clip',), None)
+    """
+    if isinstance(release, list | tuple):
+        return tuple(release)
+    return () if release is True else None
+
+
 class Gaussian(NoisedStep):
     """``[privacy]``: noised steps, and the limits of what a run may spend.
 
     Give ``noise``, or ``epsilon`` with the ``view`` it is promised to, from which the noise is
-    solved. ``release`` is the recipe for a model to publish
-    (:mod:`dpscaffold.config.release`), ``allow`` the exceptions from its rules.
+    solved. ``release`` is the recipe for a model to publish (:mod:`dpscaffold.config.release`),
+    with the exceptions from its rules.
 
     >>> Gaussian(epsilon=1.0, delta=1e-5).view
     'server'
@@ -213,28 +230,20 @@ class Gaussian(NoisedStep):
     budget_file: PathText | None = None
     """A budget that several runs over the same records share (dpscaffold privacy FILE).
     Example: ``"budget.jsonl"``"""
-    release: bool | None = None
+    release: bool | Exceptions | None = None
     """Whether the model is meant for release: secret noise, participants that nobody chose, and
-    nothing left unprotected. Example: ``true``"""
-    allow: list[Literal["unprotected-preprocessing", "median-clip"]] | None = None
-    """Exceptions from the rules of a release. Example: ``["median-clip"]``"""
+    nothing left unprotected. A list names the exceptions from these rules. Example: ``true``"""
 
     @model_validator(mode="before")
     @classmethod
     def _released(cls, given: Any) -> Any:
         """Noise and batches of a release are secret."""
-        if isinstance(given, Mapping) and given.get("release") is True:
+        if isinstance(given, Mapping) and overruled(given.get("release")) is not None:
             return {**given, "secret": True}
         return given
 
     @model_validator(mode="after")
     def _agreeing(self) -> Self:
-        if self.allow is not None and not self.release:
-            raise BadInput(
-                "not-applicable",
-                "privacy.allow is given, which overrules what a release refuses, and nothing is "
-                "released; add privacy.release = true or leave it out",
-            )
         self._check_one()
         given = self.epsilon if isinstance(self.epsilon, dict) else {"": self.epsilon}
         for user, epsilon in given.items():
@@ -298,13 +307,18 @@ class Gaussian(NoisedStep):
                 f"{min(noises):g}; set privacy.noise = {min(noises)!r}",
             )
 
+    @property
+    def allowed(self) -> tuple[str, ...] | None:
+        """What a release overlooks; None where nothing is released."""
+        return overruled(self.release)
+
     def noise_of(self, user: int) -> float:
         """σ_i."""
         return self.noise if self.noise_by_user is None else self.noise_by_user[user]
 
     def with_step(self, step: NoisedStep, noises: tuple[float, ...] | None = None) -> Gaussian:
         """These limits, on what the parties agreed to do in a step."""
-        own = {"noise_by_user": noises, "epsilon": None, "release": None, "allow": None}
+        own = {"noise_by_user": noises, "epsilon": None, "release": None}
         return self.changed(**step.model_dump(), **own)
 
     def against(self, run: Mechanism) -> Adversary:

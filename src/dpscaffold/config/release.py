@@ -26,10 +26,10 @@ PREPROCESSING, MEDIAN = "unprotected-preprocessing", "median-clip"
 def for_release(settings: Configuration, federation: Federation) -> Configuration:
     """The configuration as it is released; refuses what could not keep its promise."""
     privacy = settings.privacy
-    if privacy is None or not privacy.release:
+    if privacy is None or privacy.allowed is None:
         return settings
     setting = settings.setting(federation)
-    _refuse_open_doors(setting, federation, privacy.allow or ())
+    _refuse_open_doors(setting, federation, privacy.allowed)
     return settings.model_copy(update={"privacy": privacy.changed(secret=True)})
 
 
@@ -47,7 +47,8 @@ def released(setting: Run, federation: Federation, allow: Sequence[str]) -> Run:
     for name in allow:
         if name not in (PREPROCESSING, MEDIAN):
             raise BadInput(
-                "unknown-choice", f"allow names {name!r}; it overrules {PREPROCESSING} or {MEDIAN}"
+                "unknown-choice",
+                f"release names {name!r}; it overrules {PREPROCESSING} or {MEDIAN}",
             )
     if setting.privacy is None:
         raise BadInput(
@@ -66,7 +67,7 @@ def _refuse_open_doors(setting: Run, federation: Federation, allowed: Sequence[s
         reasons += [f"{step.sentence} {_remedy(step, federation)}" for step in steps]
     if not reasons:
         return
-    overrule = f" (or overrule what was prepared with privacy.allow = ['{PREPROCESSING}'])"
+    overrule = f" (or overrule what was prepared with privacy.release = ['{PREPROCESSING}'])"
     more = overrule if steps and PREPROCESSING not in allowed else ""
     if len(reasons) == 1:
         raise BadInput(
@@ -91,7 +92,7 @@ def _of_the_run(setting: Run, allowed: Sequence[str]) -> Iterator[str]:
     if privacy.clip == "median" and MEDIAN not in allowed:
         yield (
             f"privacy.clip is 'median', which is computed from private records, so there is no "
-            f"guarantee; give a number, or overrule with privacy.allow = ['{MEDIAN}']"
+            f"guarantee; give a number, or overrule with privacy.release = ['{MEDIAN}']"
         )
     if setting.secure is not None:
         yield (

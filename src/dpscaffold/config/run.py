@@ -41,7 +41,7 @@ from dpscaffold.tasks.fitting import check_task
 
 #: Keys of ``[privacy]`` that say how noise was found or what a release overlooks: runs that differ
 #: in nothing else are the same run.
-NOT_IDENTITY = {"epsilon", "release", "allow"}
+NOT_IDENTITY = {"epsilon", "release"}
 
 
 @dataclass(frozen=True)

@@ -303,7 +303,7 @@ def _outside(parts: Sequence[Part], facts: Facts) -> tuple[tuple[str, str], ...]
         if step.protection not in WITHIN
     ]
     found += [
-        ("allowed", f"Released all the same (privacy.allow: {what}).")
+        ("allowed", f"Released all the same (privacy.release: {what}).")
         for what in facts.allowed or ()
     ]
     found.append(_coded("tuning"))

@@ -93,7 +93,7 @@ def _of_configuration(path: Path, delta: float | None) -> Subject:
         seeded=not setting.secret,
         draw_given=drawn.given,
         preparation=(*federation.preparation, *unprotected),
-        allowed=tuple(limits.allow or ()) if limits.release else None,
+        allowed=limits.allowed,
         colluders=limits.colluders,
     )
     return Subject(str(path), (part,), facts)

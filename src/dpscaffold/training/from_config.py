@@ -170,13 +170,13 @@ def run_settings(
     ``say`` is called with what was read and what will be run, ``warn`` what should not be missed.
     ``ranks`` are the processes that share the run; None for one.
     """
-    privacy, stopping, allowed = settings.privacy, stopping_of(settings), _allowed(settings)
+    privacy, stopping = settings.privacy, stopping_of(settings)
+    allowed = None if privacy is None else privacy.allowed
     if folder is None:
         require_folder(allowed is not None, None if privacy is None else privacy.budget_file)
     if federation is None:
         federation = load_federation(settings.data, _notifier(say, warn))
-    if privacy is not None and privacy.release:
-        settings = for_release(settings, federation)
+    settings = for_release(settings, federation)
     setting = continued(settings.setting(federation), folder, resume)
     resolved, home = settings.resolved(setting), settings.home
     if say is not None:
@@ -220,12 +220,6 @@ def _with_joining(result: Result, settings: Configuration, say: Say | None) -> R
             JOINING, json.dumps(plain(joining.to_dict()), indent=2) + "\n"
         )
     return replace(result, joining=joining)
-
-
-def _allowed(settings: Configuration) -> tuple[str, ...] | None:
-    """What a release overlooks; None where nothing is released."""
-    privacy = settings.privacy
-    return tuple(privacy.allow or ()) if privacy is not None and privacy.release else None
 
 
 def stopping_of(settings: Configuration) -> Stopping | None:

@@ -10,7 +10,7 @@ from typing import Any
 from dpscaffold.algorithms import Algorithm
 from dpscaffold.checks import instance
 from dpscaffold.config import Run, make_run
-from dpscaffold.config.gaussian import Gaussian
+from dpscaffold.config.gaussian import Gaussian, overruled
 from dpscaffold.config.plan import Plan
 from dpscaffold.config.secure import Secure
 from dpscaffold.engines import Hardware
@@ -53,8 +53,7 @@ def train(
     progress: bool = False,
     metrics: Sequence[str | OwnMetric] = (),
     stopping: Stopping | None = None,
-    release: bool = False,
-    allow: Sequence[str] = (),
+    release: bool | Sequence[str] = False,
     data_key: Path | str | None = None,
     distributed: bool = False,
 ) -> Result:
@@ -88,8 +87,8 @@ def train(
             measured for a convex task, and most of the time of an evaluation for a network.
         stopping: Ends the run early by a public validation set; ε is that of all planned rounds.
         release: Train a model to publish (:mod:`~dpscaffold.config.release`): noise and sampling
-            from the operating system, and a refusal of what the guarantee would not cover.
-        allow: Refusals of a release that are overruled, by name.
+            from the operating system, and a refusal of what the guarantee would not cover. A list
+            names refusals that are overruled.
         data_key: A file with a key, made if it is missing. Runs with the same key file can be
             compared as being over the same records; others count as such.
         distributed: Share the run with the other processes of the process group. Every process
@@ -121,21 +120,16 @@ def train(
             raise BadInput(
                 "not-a-list", f"metrics is '{metrics}'; give a list: metrics=['{metrics}']"
             )
-        if privacy is not None and privacy.release:
-            release, allow = True, allow or privacy.allow or ()
+        allowed = overruled(release)
+        if allowed is None and privacy is not None:
+            allowed = privacy.allowed
         if out is None:
-            require_folder(release, None if privacy is None else privacy.budget_file)
+            require_folder(allowed is not None, None if privacy is None else privacy.budget_file)
         data = federation if federation.mapped else federation.validated()
         setting = make_run(data.roster, task, algorithm, plan, privacy, secure)
         setting = continued(setting, out, resume)
-        if release:
-            setting, config = _for_release(setting, data, config, allow)
-        elif allow:
-            raise BadInput(
-                "not-applicable",
-                "allow is given, which overrules what a release refuses, and nothing is released; "
-                "add release=True or leave it out",
-            )
+        if allowed is not None:
+            setting, config = _for_release(setting, data, config, allowed)
         listeners = (CallbackListener(observer) if observer else silence, listener or silence)
         shown = progress and leads(ranks)
         with Progress(setting.label, plan.rounds, quiet=not shown) as line:
@@ -150,7 +144,7 @@ def train(
                 config=config,
                 metrics=metrics,
                 stopping=stopping,
-                allowed=tuple(allow) if release else None,
+                allowed=allowed,
                 data_key=data_key,
                 ranks=ranks,
             )
@@ -264,5 +258,5 @@ def _for_release(
 
     setting = released(setting, data, allow)
     described = setting.to_dict() if config is None else dict(config)
-    recipe = {"secret": True, "release": True, **({"allow": list(allow)} if allow else {})}
+    recipe = {"secret": True, "release": list(allow) or True}
     return setting, {**described, "privacy": {**described.get("privacy", {}), **recipe}}

@@ -352,8 +352,8 @@ def of_statement(given: Mapping[str, Any]) -> Said:
     """The statement of a configuration: of its plan, or of the runs of its steps."""
     with TemporaryDirectory() as folder:
         text = json.dumps(given["config"]).replace("{folder}", folder)
-        gone = tomllib.loads(RENAMES.read_text(encoding="utf-8"))["dropped"]
-        config = renamed(json.loads(text), {"dropped": gone})
+        renames = tomllib.loads(RENAMES.read_text(encoding="utf-8"))
+        config = renamed(json.loads(text), {**renames, "defaults": {}})
         Path(folder, "visits.csv").write_text(statements.table(), encoding="utf-8")
         if given["budget"]:
             BudgetFile.open(Path(folder, "budget.jsonl"), **given["budget"])

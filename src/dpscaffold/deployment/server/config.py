@@ -181,7 +181,7 @@ class ServerConfiguration(ConfigTable):
 
         if self.privacy is None:
             return None
-        kept = {"secret": not self.deploy.rehearsal, "release": None, "allow": None}
+        kept = {"secret": not self.deploy.rehearsal, "release": None}
         if self.privacy.epsilon is None:
             return self.privacy.changed(**kept)
         given = self.privacy.changed(epsilon=None, noise=1.0, **kept)
