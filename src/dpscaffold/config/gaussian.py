@@ -15,6 +15,7 @@ from pydantic import (
 )
 
 from dpscaffold.config.budgets import louder_of
+from dpscaffold.config.secure import Colluding
 from dpscaffold.config.table import RunTable
 from dpscaffold.data.meanings import PathText
 from dpscaffold.errors import BadInput
@@ -197,7 +198,7 @@ def overruled(release: object) -> tuple[str, ...] | None:
     return () if release is True else None
 
 
-class Gaussian(NoisedStep):
+class Gaussian(Colluding, NoisedStep):
     """``[privacy]``: noised steps, and the limits of what a run may spend.
 
     Give ``noise``, or ``epsilon`` with the ``view`` it is promised to, from which the noise is

@@ -20,6 +20,8 @@ from typing import Any
 from pydantic import TypeAdapter, create_model
 from pydantic.json_schema import GenerateJsonSchema
 
+from dpscaffold.data.tables.cells import toml_key
+
 Schema = dict[str, Any]
 
 HEAD = """# Configuration
@@ -183,7 +185,7 @@ def declared() -> list[Key]:
     """Every key once, in the first of the tables that share it."""
     found: dict[tuple[str, str], Key] = {}
     for key in keys():
-        found.setdefault((key.declared or key.table, key.name), key)
+        found.setdefault((key.declared, key.name), key)
     return [*found.values()]
 
 
@@ -248,7 +250,7 @@ def _keys_of(table: str, shapes: list[Schema]) -> Iterator[Key]:
             default=", ".join(said if len(said) > 1 else defaults),
             example=next((node["examples"][0] for node in nodes if "examples" in node), None),
             of="" if len(having) == len(shapes) else ", ".join(_tag(shape) for shape in having),
-            declared=nodes[0].get("x-declared", ""),
+            declared=nodes[0].get("x-declared", table),
         )
 
 
@@ -301,27 +303,23 @@ def toml(value: Any) -> str:
     ('["a", 1.5]', '{ sex = ["f", "m"] }')
     """
     if isinstance(value, dict):
-        pairs = [f"{_bare(name)} = {toml(one)}" for name, one in value.items()]
+        pairs = [f"{toml_key(name)} = {toml(one)}" for name, one in value.items()]
         return f"{{ {', '.join(pairs)} }}" if pairs else "{}"
     if isinstance(value, list):
         return f"[{', '.join(toml(one) for one in value)}]"
     return json.dumps(value, ensure_ascii=False)
 
 
-def _bare(name: str) -> str:
-    return name if name.replace("_", "").replace("-", "").isalnum() else json.dumps(name)
-
-
 def page(found: Iterable[Key]) -> str:
     """``docs/configuration.md``."""
     lines = [HEAD]
-    first = {(key.declared or key.table, key.name): key for key in declared()}
+    first = {(key.declared, key.name): key for key in declared()}
     for table, listed in groupby(found, key=lambda key: key.table):
         lines += ["", f"## {TITLES.get(table, f'`{table}`')}", ""]
         shared: dict[str, list[str]] = {}
         rows = [COLUMNS]
         for key in listed:
-            owner = first[key.declared or table, key.name]
+            owner = first[key.declared, key.name]
             if owner != key and replace(owner, table=table, of=key.of, example=key.example) == key:
                 shared.setdefault(owner.table, []).append(f"`{key.name}`")
                 continue

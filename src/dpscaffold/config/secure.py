@@ -46,7 +46,7 @@ TAILS = 16.0
 
 
 class Colluding(BaseModel):
-    """Against whom a sum hides its parts."""
+    """How many may work against the others."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
     colluders: int | None = Field(default=1, ge=0)
