@@ -202,7 +202,7 @@ CHOICES: dict[str, dict[str, Any]] = {
     "adam": {"algorithm.name": "scaffold", "algorithm.server": "adam"},
     "unequal steps": {"algorithm.name": "fednova", "plan.steps_by_user": [4, 2, 1, 4, 3, 2]},
     "cosine": {"plan.schedule": "cosine", "plan.averaging": "uniform"},
-    "optimum": {"task.optimum": True, "task.class_weights": [1.0, 2.0, 0.5]},
+    "optimum": {"task.metrics": ["optimum"], "task.class_weights": [1.0, 2.0, 0.5]},
     "median clip": {"privacy.clip": "median", "privacy.noise": 2.0},
     "user epsilon": {"privacy.noise": 2.0, "privacy.user_epsilon": 2.5},
     "unequal sizes": {"privacy.noise": 2.0, "data.size_spread": 0.5, "plan.weighting": "records"},
