@@ -16,7 +16,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import tomli_w
+
+from dpscaffold import run as train_from
 from dpscaffold.cli.subject import Numbers, from_source
+from dpscaffold.errors import BadInput
+from dpscaffold.privacy import Ledger, Mechanism, PrivacyError, describe, statement
 from dpscaffold.privacy.adding import ContinuedParts, statement_of_parts
 from dpscaffold.privacy.bound import no_guarantee
 from dpscaffold.privacy.bounds import (
@@ -28,15 +32,11 @@ from dpscaffold.privacy.bounds import (
 )
 from dpscaffold.privacy.by_user import epsilons_by_group
 from dpscaffold.privacy.composition import RunPart, allowed_in_parts, together
-from dpscaffold.privacy.drawn import SeedKnowledge
-from dpscaffold.privacy.statement_types import Statement
-
-from dpscaffold import run as train_from
-from dpscaffold.errors import BadInput
-from dpscaffold.privacy import Ledger, Mechanism, PrivacyError, describe, statement
 from dpscaffold.privacy.costs import Cost
+from dpscaffold.privacy.drawn import SeedKnowledge
 from dpscaffold.privacy.ledger import spent
 from dpscaffold.privacy.mechanism import SecureTerms
+from dpscaffold.privacy.statement_types import Statement
 from dpscaffold.runs.budget_file import BudgetFile, BudgetGrant, BudgetRound
 from dpscaffold.runs.ledger import read_account
 from frozen import statements
