@@ -18,7 +18,7 @@ from dpscaffold.audit.play import AuditLimits, audit
 from dpscaffold.audit.secure import SumAttack
 from dpscaffold.audit.subject import read_case
 from dpscaffold.cli import app
-from dpscaffold.config.secure import Secure, SumPlan
+from dpscaffold.config.secure import SumPlan
 from dpscaffold.engines.participation import steps as steps_module
 from dpscaffold.privacy import accounting
 from dpscaffold.randomness.streams import Randomness
@@ -102,10 +102,12 @@ def test_noise_that_counts_on_colluders(config, monkeypatch):
     few = ("data.users=20", "secure.least=4", "secure.colluders=2")
     setting = (*ONCE, *few, "privacy.noise=0.15")
     assert not audited(config, *setting, views=("server",), trials=800).beaten
-    proper = Secure.noise_for
-    monkeypatch.setattr(
-        Secure, "noise_for", lambda self, *given: proper(self.changed(colluders=0), *given)
-    )
+    proper = SumPlan.noise_for
+
+    def counting(self, *given):
+        return proper(replace(self, secure=self.secure.changed(colluders=0)), *given)
+
+    monkeypatch.setattr(SumPlan, "noise_for", counting)
     assert audited(config, *setting, views=("server",), trials=800).beaten
 
 

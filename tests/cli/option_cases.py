@@ -410,7 +410,7 @@ LONG = (
         "tune",
         "privately",
         "private.toml",
-        acts="--set tune.trials=3.0; --out elsewhere; --device nowhere; --json",
+        acts="--set privacy.sampling=poisson; --out elsewhere; --device nowhere; --json",
         compares="words",
     ),
     Mode(

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 Given = dict[str, Any]
-EXAMPLES = Path(__file__).parents[2] / "examples"
+#: The examples of version 0.2.0, in its words.
+EXAMPLES = Path(__file__).parent / "inputs" / "examples"
 #: What stands for the folder of the run in a configuration.
 FOLDER = "{folder}"
 
@@ -78,7 +79,7 @@ def table() -> str:
 
 
 #: No central optimum is solved for.
-QUICK = {"metrics": ["accuracy"]}
+QUICK = {"optimum": False}
 #: The examples that need no download, with fewer rounds and records.
 SHORTENED = {
     "audit": {"plan": {"rounds": 3}},

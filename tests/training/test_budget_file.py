@@ -126,7 +126,7 @@ def test_the_rounds_that_would_fit_do(federation, tmp_path):
     BudgetFile.open(tmp_path / "b", total, 0.01)
     with refuses(f"budget-too-small: ({most} "):
         go(federation, str(tmp_path / "b"))
-    plan = Plan(**{**PLAN.to_dict(), "rounds": most})
+    plan = PLAN.changed(rounds=most)
     assert go(federation, str(tmp_path / "b"), plan=plan).ended == "completed"
 
 
