@@ -126,6 +126,8 @@ class Deployment(RuleBasedStateMachine):
     @rule(name=SITE)
     def back_up(self, name: str) -> None:
         folder = self.folder / f"backup-{name}"
+        if not self.world.memory(name).folder.exists():
+            return  # lost, and not made again yet
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(self.world.memory(name).folder, folder)
         self.backups[name] = folder
@@ -135,7 +137,7 @@ class Deployment(RuleBasedStateMachine):
         """An old folder of the run comes back; the ledger stays."""
         if name in self.backups:
             folder = self.world.memory(name).folder
-            shutil.rmtree(folder)
+            shutil.rmtree(folder, ignore_errors=True)
             shutil.copytree(self.backups[name], folder)
             self.complete = False  # the mirror's slots differ from the site's in the last bits
 
