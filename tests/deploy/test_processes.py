@@ -403,11 +403,11 @@ def test_eight_sites_and_a_million_parameters(tmp_path):
         assert_controls(local, tmp_path / "run")
         status = json.loads((tmp_path / "run" / "status.json").read_text())
         assert all(site["participations"] == 3 for site in status["sites"].values())
-        # By Flower's own count: three participations a site; then the model, and its slots.
+        # By Flower's own count: three participations a site; then the model.
         ca, secret = ((server / name).read_bytes() for name in ("ca.crt", "superexec.secret"))
         office = SuperLinkAddress(f"127.0.0.1:{local.inner}", ca, secret)
         counted = flower_bytes(office) / 8
-        assert 56e6 < counted <= 3 * (16e6 + 5_000) + 8e6 + 30_000
+        assert 52e6 < counted <= 3 * (16e6 + 5_000) + 4e6 + 30_000
 
 
 @pytest.mark.slow
