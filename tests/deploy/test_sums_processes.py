@@ -153,7 +153,7 @@ def test_a_secure_preparation_and_training_end_where_they_do_in_one_process(tmp_
         assert local.processes["server"].wait() == 0, local.log("server")
         assert_booked(local)
         for name in NAMES:
-            assert 8 <= tapped.booked(local.folder / name) <= 10
+            assert 8 <= tapped.reserved(local.folder / name) <= 10
     offer = read_offer(json.loads((out / "setting.json").read_text()))
     plan, privacy = Plan(**tables["plan"]), Gaussian(**tables["privacy"])
     setting = Trial.of(applied(data, offer.rows.steps), Logistic(3, 3), fedavg(), plan, privacy)
