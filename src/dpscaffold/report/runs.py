@@ -256,9 +256,13 @@ def _optima(
 
 
 def epsilon_note(runs: list[RunRecord]) -> str:
-    """What the ε column means: δ, neighbours and adversary, one line for each that occurs."""
-    stated = (run.privacy for run in runs if run.privacy is not None)
-    return "\n".join(dict.fromkeys(line(said) for said in stated if said.guarantee))
+    """What the ε column means: δ, neighbours and adversary, one line for runs of which the same is
+    said."""
+    named: dict[str, list[str]] = {}
+    for name, run in zip(labels(runs), runs, strict=True):
+        if run.privacy is not None and run.privacy.guarantee:
+            named.setdefault(line(run.privacy), []).append(name)
+    return "\n".join(f"{', '.join(names)}: {said}" for said, names in named.items())
 
 
 def _shown(value: float | None, digits: int) -> str:
