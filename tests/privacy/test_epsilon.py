@@ -16,6 +16,7 @@ from refusals import refuses
 
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy import (
+    ALONE,
     SERVER,
     Cost,
     Mechanism,
@@ -243,6 +244,8 @@ def test_the_noise_towards_everybody_and_with_other_mechanisms():
         noise = solve_noise(run, 0.6, who, costs)
         assert 0.99 * 0.6 <= epsilon(replace(run, noise=noise), who, costs=costs) <= 0.6
     assert solve_noise(run, 0.6, costs=costs) > 1.05 * solve_noise(run, 0.6)
+    in_sums = Cost("a mean in sums", noise=16.0, alone=0.5)
+    assert solve_noise(run, 0.6, ALONE, [in_sums]) == solve_noise(run, 0.6, SERVER, costs)
     noises = [solve_noise(run_of(SYNTHETIC), target) for target in (0.25, 0.5, 0.501, 1.0, 4.0)]
     assert noises == sorted(noises, reverse=True) and len(set(noises)) == 5
 

@@ -15,7 +15,7 @@ whatever selection and stopping look at.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -25,7 +25,7 @@ from dpscaffold.errors import BadInput
 from dpscaffold.privacy.adversary import Adversary, adversaries, no_guarantee, noise_seen
 from dpscaffold.privacy.loss import Loss, participation_losses
 from dpscaffold.privacy.mechanism import Mechanism
-from dpscaffold.privacy.preparation import Cost, with_costs
+from dpscaffold.privacy.preparation import Cost, costs_towards, with_costs
 
 #: The loss in each direction of a neighbouring pair: one where they are the same.
 Laws = tuple[Loss, ...]
@@ -60,13 +60,26 @@ def worst_step(steps: Iterable[Step]) -> Step:
     return max(rates), min(noises)
 
 
+def unbeaten(often: Mapping[Step, int]) -> list[tuple[Step, int]]:
+    """Those of these steps, and how often each was taken, that no other exceeds in rate and in
+    count with no more noise: one of them has the largest ε.
+
+    >>> unbeaten({(0.2, 3.0): 1, (0.1, 3.0): 1, (0.1, 4.0): 2})
+    [((0.2, 3.0), 1), ((0.1, 4.0), 2)]
+    """
+    order = sorted(often.items(), key=lambda item: (-item[0][0], item[0][1], -item[1]))
+    found: list[tuple[Step, int]] = []
+    least: dict[int, float] = {}  # the least noise by count; rates fall, so it is of one as large
+    for (rate, noise), count in order:
+        if not any(times >= count and other <= noise for times, other in least.items()):
+            found.append(((rate, noise), count))
+            least[count] = noise
+    return found
+
+
 def _front(steps: Iterable[Step]) -> list[Step]:
-    """The steps that no other one exceeds in rate with no more noise, at most a few: one of them is
-    the worst user's."""
-    front: list[Step] = []
-    for rate, noise in sorted(set(steps), key=lambda step: (-step[0], step[1])):
-        if not front or noise < front[-1][1]:
-            front.append((rate, noise))
+    """The steps that no other one exceeds, at most a few: one of them is the worst user's."""
+    front = [step for step, _ in unbeaten(dict.fromkeys(steps, 1))]
     size = math.ceil(len(front) / MOST_STEPS)
     return [worst_step(front[k : k + size]) for k in range(0, len(front), size)]
 
@@ -89,21 +102,29 @@ def rounded_steps(steps: Sequence[Step]) -> tuple[Step, ...]:
 
 
 def step_laws(
-    run: Mechanism, who: Adversary, step: Step, rounds: int | None = None, times: int | None = None
+    run: Mechanism,
+    who: Adversary,
+    step: Step,
+    rounds: int | None = None,
+    times: int | None = None,
+    costs: tuple[Cost, ...] = (),
 ) -> Laws:
     """The loss of a record of a user whose step is hidden so: over the draw of this many rounds, or
-    given that the user took part this many ``times``, extra attempts included."""
+    given that the user took part this many ``times``, extra attempts included; with what else read
+    the records (``costs``), as the adversary sees it. Refused where nothing is guaranteed."""
+    check_guaranteed(run)
     kind = (run.sampling, run.unit, run.local_steps)
     if times is not None:
         drawn, certain = 0, times
     else:
         drawn, certain = run.rounds if rounds is None else rounds, run.extra
     laws = _composed(step, kind, run.user_ratio, drawn, certain)
-    if run.secure is None or noise_seen(run, who).theorem != "4":
-        return laws
-    # What rounding may tell counts as an infinite loss.
-    lost = rounding_cost(run.cohort_size, drawn + certain)
-    return tuple(replace(law, infinite=min(1.0, law.infinite + lost)) for law in laws)
+    if run.secure is not None and noise_seen(run, who).theorem == "4":
+        # What rounding may tell counts as an infinite loss.
+        lost = rounding_cost(run.cohort_size, drawn + certain)
+        laws = tuple(replace(law, infinite=min(1.0, law.infinite + lost)) for law in laws)
+    towards = costs_towards(costs, who)
+    return tuple(with_costs(law, towards) for law in laws)
 
 
 @lru_cache(maxsize=256)
@@ -135,14 +156,9 @@ def losses(
     ``worst`` asks for one user that stands for all (one law for each direction), as several runs
     are composed with.
     """
-    check_guaranteed(run)
     steps = group_steps(run, who)
     chosen = [worst_step(steps)] if worst else _front(steps)
-    return tuple(
-        with_costs(law, costs)
-        for step in chosen
-        for law in step_laws(run, who, step, rounds, times)
-    )
+    return tuple(law for step in chosen for law in step_laws(run, who, step, rounds, times, costs))
 
 
 def epsilon(
@@ -199,13 +215,10 @@ def step_epsilon(
     costs: tuple[Cost, ...] = (),
 ) -> float:
     """ε of a user whose step is hidden so; infinite where ``costs`` have spent δ."""
-    check_guaranteed(run)
-    if times == 0 and not costs:
-        return 0.0
+    laws = step_laws(run, who, step, rounds, times, costs)
     if sum(cost.delta for cost in costs) >= run.delta:
         return math.inf
-    laws = step_laws(run, who, step, rounds, times)
-    value = max(with_costs(law, costs).epsilon(run.delta) for law in laws)
+    value = max(law.epsilon(run.delta) for law in laws)
     if math.isinf(value):
         raise BadInput(
             "delta-too-small",

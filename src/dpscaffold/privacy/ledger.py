@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,17 +15,17 @@ from dpscaffold.errors import BadInput
 from dpscaffold.privacy.accounting import (
     Laws,
     Step,
-    check_guaranteed,
     group_steps,
     rounded_steps,
     step_epsilon,
     step_laws,
+    unbeaten,
     worst_step,
 )
 from dpscaffold.privacy.adversary import Adversary, adversaries
 from dpscaffold.privacy.mechanism import Mechanism
 from dpscaffold.privacy.numbers import largest_count, next_knot, round_up
-from dpscaffold.privacy.preparation import Cost, costs_towards, with_costs
+from dpscaffold.privacy.preparation import Cost
 
 #: Why a user with an ε of its own may decline, in a described run.
 USER_BUDGET = "user_epsilon"
@@ -75,7 +76,6 @@ class Ledger:
         self.rounds = 0
         self._marks: dict[int, int] = {}  # one number a recorded round: is it a repeat or a change?
         self._repeats: dict[int, int] = {}
-        self._caps: NDArray[np.int64] | None = None
 
     def record(self, round: int, cohort: Iterable[int], again: bool = False) -> None:
         """Enter who took part in a round (counted from 1), before its uploads are used."""
@@ -142,13 +142,13 @@ class Ledger:
     def charged(self, costs: Sequence[Cost]) -> Ledger:
         """The same record, with further mechanisms that read the same records."""
         other = copy(self)
-        other.costs, other._caps = tuple(costs), None
+        other.costs = tuple(costs)
         return other
 
     def at_delta(self, delta: float) -> Ledger:
         """The same record at another δ."""
         other = copy(self)
-        other.run, other._caps = replace(self.run, delta=delta), None
+        other.run = replace(self.run, delta=delta)
         return other
 
     def of(self, user: int, who: Adversary | None = None) -> float:
@@ -166,55 +166,43 @@ class Ledger:
         nobody exceeds in all three are computed.
         """
         often = self._most_often(who)
-        return max((self._spent(step, n, who) for step, n in _unbeaten(often)), default=0.0)
+        return max((self._spent(step, n, who) for step, n in unbeaten(often)), default=0.0)
 
     def shown(self) -> float:
         """An upper value of :meth:`largest`, cheap enough for every round: participations are
         rounded up to the next of few numbers."""
         most = self.run.rounds
         often = {s: max(n, min(next_knot(n), most)) for s, n in self._most_often(None).items()}
-        return max((self._spent(step, n, None) for step, n in _unbeaten(often)), default=0.0)
+        return max((self._spent(step, n, None) for step, n in unbeaten(often)), default=0.0)
 
     def losses(self, who: Adversary | None = None) -> Laws:
-        """The losses of the users that nobody exceeds in rate and count with less noise; none
-        before the first participation."""
-        check_guaranteed(self.run)
+        """The losses of the users that nobody exceeds in rate and count with less noise."""
         seen = self._seen(who)
-        often = {step: count for step, count in self._most_often(who).items() if count}
-        costs = costs_towards(self.costs, who)
         return tuple(
-            with_costs(law, costs)
-            for step, count in _unbeaten(often)
-            for law in step_laws(self.run, seen, step, times=count)
+            law
+            for step, count in unbeaten(self._most_often(who))
+            for law in step_laws(self.run, seen, step, None, count, self.costs)
         )
 
     def epsilons(self, who: Adversary | None = None) -> NDArray[np.float64]:
         """ε of every user, (M,). With very many distinct rates each is rounded up by a per cent or
         two."""
-        groups = np.array(self.run.membership)
-        values = np.zeros(self.run.users)
-        for place, step in enumerate(rounded_steps(self._steps(who))):
-            # Of one group nothing is copied: users may be very many.
-            mine = groups == place if len(groups) else np.True_
-            counts = self.participations[mine] if len(groups) else self.participations
-            for count in np.flatnonzero(np.bincount(counts)).tolist():
-                values[mine & (self.participations == count)] = self._spent(step, count, who)
-        return values
+        steps, counts = rounded_steps(self._steps(who)), int(self.participations.max()) + 1
+        kinds, kind = np.unique(self.run.places * counts + self.participations, return_inverse=True)
+        found = [self._spent(steps[k // counts], k % counts, who) for k in kinds.tolist()]
+        return np.array(found)[kind]
 
     def most_by_group(self) -> NDArray[np.int64]:
         """The largest number of participations in each group, (groups,)."""
         most = np.zeros(len(self.run.groups), dtype=np.int64)
-        if self.run.membership:
-            np.maximum.at(most, np.array(self.run.membership), self.participations)
-        else:
-            most[:] = self.participations.max(initial=0)
+        np.maximum.at(most, self.run.places, self.participations)
         return most
 
     def allowed(self, users: Sequence[int]) -> list[int]:
         """Those of the drawn users that do not decline, in their order."""
         if self.user_budget is None:
             return list(users)
-        cap = self._cap()
+        cap = _caps(self.run, self.user_budget, self.costs)
         return [user for user in users if self.participations[user] < cap[user]]
 
     def _seen(self, who: Adversary | None) -> Adversary:
@@ -224,8 +212,7 @@ class Ledger:
         return group_steps(self.run, self._seen(who))
 
     def _spent(self, step: Step, count: int, who: Adversary | None) -> float:
-        costs = costs_towards(self.costs, who)
-        return step_epsilon(self.run, self._seen(who), step, None, count, costs)
+        return step_epsilon(self.run, self._seen(who), step, None, count, self.costs)
 
     def _most_often(self, who: Adversary | None) -> dict[Step, int]:
         found: dict[Step, int] = {}
@@ -233,29 +220,15 @@ class Ledger:
             found[step] = max(n, found.get(step, 0))
         return found
 
-    def _cap(self) -> NDArray[np.int64]:
-        """The most participations of each user, (M,): a function of public numbers alone."""
-        if self._caps is None:
-            assert self.user_budget is not None
-            run, steps = self.run, rounded_steps(self._steps(None))
-            within = {
-                step: participations_within(run, self.user_budget, run.rounds, self.costs, step)
-                for step in set(steps)
-            }
-            caps = np.array([within[step] for step in steps], dtype=np.int64)
-            self._caps = caps[np.array(run.membership or [0] * run.users)]
-        return self._caps
 
-
-def _unbeaten(counts: Mapping[Step, int]) -> list[tuple[Step, int]]:
-    """Those of these steps and counts that no other exceeds in rate and in count with no more
-    noise: one of them has the largest ε."""
-    order = sorted(counts.items(), key=lambda item: (-item[0][0], item[0][1], -item[1]))
-    found: list[tuple[Step, int]] = []
-    for (rate, noise), count in order:  # rates downwards: those found have a rate as large
-        if not any(other <= noise and times >= count for (_, other), times in found):
-            found.append(((rate, noise), count))
-    return found
+@lru_cache(maxsize=16)
+def _caps(run: Mechanism, budget: float, costs: tuple[Cost, ...]) -> NDArray[np.int64]:
+    """The most participations of each user, (M,): a function of public numbers alone."""
+    steps = rounded_steps(group_steps(run, adversaries(run)["server"]))
+    within = {
+        step: participations_within(run, budget, run.rounds, costs, step) for step in set(steps)
+    }
+    return np.array([within[step] for step in steps], dtype=np.int64)[run.places]
 
 
 def participations_within(

@@ -274,6 +274,11 @@ class Mechanism(Stored):
         """Computed once: there may be a group for each of a million users."""
         return hash(tuple(getattr(self, field.name) for field in fields(self)))
 
+    @cached_property
+    def places(self) -> NDArray[np.int64]:
+        """The place of every user's group, (M,)."""
+        return np.broadcast_to(np.array(self.membership or 0, dtype=np.int64), self.users)
+
     @property
     def unequal(self) -> bool:
         """Whether users differ in their noise."""

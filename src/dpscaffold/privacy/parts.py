@@ -42,7 +42,7 @@ from dpscaffold.privacy.adversary import ALONE, SERVER, Adversary, adversaries, 
 from dpscaffold.privacy.ledger import Ledger
 from dpscaffold.privacy.loss import LONGEST, Loss, privacy_parameters
 from dpscaffold.privacy.mechanism import Mechanism
-from dpscaffold.privacy.preparation import Cost, costs_towards, with_costs
+from dpscaffold.privacy.preparation import Cost
 from dpscaffold.privacy.seeds import FRESH, UNKNOWN, SeedKnowledge
 from dpscaffold.privacy.solve import guess
 from dpscaffold.privacy.tradeoff import TradeOff
@@ -87,9 +87,9 @@ class Part:
 
     def over_the_draw(self, who: Adversary) -> Proof:
         """ε over the draw of participants."""
-        run, costs = self.released, costs_towards(self.costs, who)
-        value = epsilon(run, who, self.rounds, costs=costs)
-        laws = losses(run, who, self.rounds, None, costs)
+        run = self.released
+        value = epsilon(run, who, self.rounds, costs=self.costs)
+        laws = losses(run, who, self.rounds, None, self.costs)
         return Proof(value, run.delta, laws, noise_seen(run, who).theorem)
 
     def for_everybody(self) -> Proof:
@@ -101,12 +101,12 @@ class Part:
 
     def worst_losses(self, who: Adversary) -> Laws:
         """The losses over the draw of one user that stands for all."""
-        return losses(self.released, who, self.rounds, None, costs_towards(self.costs, who), True)
+        return losses(self.released, who, self.rounds, None, self.costs, True)
 
     def losses_given(self, who: Adversary) -> Laws:
         """At least what any user spent given who took part: the most often, at the worst rate."""
         most = int(self.charged().participations.max())
-        return losses(self.run, who, None, most, costs_towards(self.costs, who), True)
+        return losses(self.run, who, None, most, self.costs, True)
 
     def charged(self) -> Ledger:
         """Its ledger, with what else read the records."""
@@ -189,8 +189,7 @@ def given_the_draw(
     delta = total_delta(parts)
     if len(parts) == 1:
         ledger = parts[0].charged()
-        value, laws = ledger.largest(alone), ledger.losses(alone)
-        return Proof(value, delta, laws, "given") if laws else Proof.of_sum(value, delta, "given")
+        return Proof(ledger.largest(alone), delta, ledger.losses(alone), "given")
     if fixed_in_advance:
         laws = convolved([part.losses_given(part.against(name)) for part in parts])
         return Proof.of_losses(laws, delta, "given")
@@ -244,7 +243,7 @@ def within_cap(parts: Sequence[Part], times: int) -> Proof:
     hidden: dict[str, list[Step]] = {}
     for part in parts:
         check_guaranteed(part.run)
-        steps = group_steps(part.run, SERVER)
+        steps = group_steps(part.run, ALONE)
         names = part.people or tuple(map(str, range(part.run.users)))
         for user, name in enumerate(names):
             hidden.setdefault(name, []).append(steps[part.run.place(user)])
@@ -254,12 +253,10 @@ def within_cap(parts: Sequence[Part], times: int) -> Proof:
         local_steps=max(part.run.local_steps for part in parts),
     )
     most = times + max(part.run.extra for part in parts)
-    costs = tuple(cost for part in parts for cost in costs_towards(part.costs, ALONE))
+    costs = tuple(cost for part in parts for cost in part.costs)
     worst = set(rounded_steps([worst_step(own) for own in hidden.values()]))
-    value = max(step_epsilon(run, SERVER, step, None, most, costs) for step in worst)
-    laws = tuple(
-        with_costs(law, costs) for step in worst for law in step_laws(run, SERVER, step, times=most)
-    )
+    value = max(step_epsilon(run, ALONE, step, None, most, costs) for step in worst)
+    laws = tuple(law for step in worst for law in step_laws(run, ALONE, step, None, most, costs))
     return Proof(value, run.delta, laws, "cap")
 
 

@@ -153,9 +153,9 @@ def epsilon_of_winner(trials: Trials) -> float:
     """ε towards whoever is given the winner alone, then what preparing the data cost."""
     left = trials.delta / 2 if trials.preparation else trials.delta
     laws = [
-        with_costs(law, trials.costs)
+        law
         for run in dict.fromkeys(trials.candidates)
-        for law in losses(run, adversaries(run)["third_party"])
+        for law in losses(run, adversaries(run)["third_party"], costs=trials.costs)
     ]
     value = selected(trials.count, laws, left)
     if not trials.preparation:

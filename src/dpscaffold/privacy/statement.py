@@ -256,8 +256,7 @@ def _by_group(parts: Sequence[Part]) -> tuple[float, ...]:
     users = parts[0].run.users
     if any(part.run.users != users for part in parts):
         return ()
-    places = [np.array(part.run.membership or np.zeros(users, dtype=int)) for part in parts]
-    kinds = np.unique(np.stack(places), axis=1)
+    kinds = np.unique(np.stack([part.run.places for part in parts]), axis=1)
     return tuple(sum(one[kind] for one, kind in zip(each, kinds, strict=True)).tolist())
 
 
