@@ -27,7 +27,7 @@ def above_and_close(curve: TradeOff, alpha: np.ndarray, truth: np.ndarray, withi
     """The power granted to a test is at least the true one, and at most a little more."""
     granted = curve.power(alpha)
     assert np.all(granted >= truth * (1 - 1e-12))
-    assert np.all(curve(alpha) <= 1 - truth + 1e-15)
+    assert np.all(1 - curve.power(alpha) <= 1 - truth + 1e-15)
     assert np.all(granted <= truth * (1 + within))
 
 
@@ -138,8 +138,9 @@ def test_one_statement_is_its_own_curve(of, delta):
             np.exp(-of) * (1 - delta - RATES),
         ]
     )
-    assert np.all(curve(RATES) <= truth + 1e-15) and np.all(curve(RATES) >= truth - 1e-9)
-    assert float(curve(0.0)) <= 1 - delta
+    missed = 1 - curve.power(RATES)
+    assert np.all(missed <= truth + 1e-15) and np.all(missed >= truth - 1e-9)
+    assert float(1 - curve.power(0.0)) <= 1 - delta
 
 
 @pytest.mark.parametrize("mu", [0.05, 0.5, 1.5])
@@ -179,12 +180,12 @@ def test_laws_of_a_trade_off(run, alpha, at):
     laws = losses(run, SERVER)
     curve = TradeOff.of(laws)
     grid = np.linspace(0.0, 1.0, 301)
-    f = curve(grid)
+    f = 1 - curve.power(grid)
     assert np.all(np.diff(f) <= 1e-15) and np.all(f <= 1 - grid + 1e-15)
     assert np.all(np.diff(f, 2) >= -1e-12)
-    there = float(curve(alpha))
+    there = float(1 - curve.power(alpha))
     if 1e-6 < there < 0.999:
-        assert float(curve(there)) == pytest.approx(alpha, rel=1e-5, abs=1e-12)
+        assert float(1 - curve.power(there)) == pytest.approx(alpha, rel=1e-5, abs=1e-12)
     stated = max(law.delta(at) for law in laws) + math.exp(at) * alpha
     assert float(curve.power(alpha)) <= stated * (1 + 2e-3) + 1e-12
     stated = epsilon(run, SERVER)

@@ -163,8 +163,6 @@ class Loss:
         Sound when the coin is data-independent and may be revealed: the two cases then have
         disjoint supports, and δ is the average of the two δ.
         """
-        if weight >= 1.0:
-            return self
         low, high = min(self.lowest, 0), max(self.lowest + len(self.probs) - 1, 0)
         probs = np.zeros(high - low + 1)
         probs[self.lowest - low : self.lowest - low + len(self.probs)] = weight * self.probs
@@ -221,33 +219,23 @@ class Loss:
         )
 
     def then(self, other: Loss) -> Loss:
-        """The loss of both, on the coarser of their grids, one of which is a multiple of the
-        other."""
+        """The loss of both, on the coarser of their grids."""
         ratio = other.interval / self.interval
-        return self.coarser(round(ratio)).compose(other.coarser(round(1 / ratio)))
+        return self.coarser(max(1.0, ratio)).compose(other.coarser(max(1.0, 1 / ratio)))
 
-    def coarser(self, factor: int) -> Loss:
-        """The same law on a grid ``factor`` times coarser, every loss rounded up."""
-        if factor <= 1:
-            return self
-        indices = -((-(self.lowest + np.arange(len(self.probs)))) // factor)
-        return self._moved(self.interval * factor, indices)
-
-    def on_grid(self, interval: float) -> Loss:
-        """The same law on any other grid, every loss rounded up.
+    def coarser(self, factor: float) -> Loss:
+        """The same law on a grid ``factor`` times coarser, every loss rounded up.
 
         >>> coin = Loss(1.0, -1, np.array([0.25, 0.0, 0.75]), 0.0)
-        >>> moved = coin.on_grid(0.7)
+        >>> moved = coin.coarser(0.7)
         >>> moved.lowest, moved.probs.tolist()  # −1 → −0.7 and 1 → 1.4
         (-1, [0.25, 0.0, 0.0, 0.75])
         """
-        indices = np.ceil(self.losses / interval).astype(np.int64)
-        return self._moved(interval, indices)
-
-    def _moved(self, interval: float, indices: NDArray[np.int64]) -> Loss:
-        """This law with every loss at its place on another grid."""
-        probs: Array = np.bincount(indices - indices[0], weights=self.probs).astype(np.float64)
-        return Loss(interval, int(indices[0]), probs, self.infinite)
+        if factor == 1:
+            return self
+        places = np.ceil((self.lowest + np.arange(len(self.probs))) / factor).astype(np.int64)
+        probs: Array = np.bincount(places - places[0], weights=self.probs).astype(np.float64)
+        return Loss(self.interval * factor, int(places[0]), probs, self.infinite)
 
 
 def privacy_parameters(epsilon: float, delta: float, interval: float) -> Loss:

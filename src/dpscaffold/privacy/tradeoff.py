@@ -41,7 +41,7 @@ class TradeOff:
 
     >>> from dpscaffold.privacy.loss import step_losses
     >>> gaussian = TradeOff.of(step_losses(1.0, 1.0, "fixed"))  # μ = 1: f(α) = Φ(Φ⁻¹(1−α) − 1)
-    >>> round(float(gaussian(0.05)), 4), round(gaussian.advantage(), 4)
+    >>> round(1 - float(gaussian.power(0.05)), 4), round(gaussian.advantage(), 4)
     (0.7405, 0.3829)
     >>> round(gaussian.advantage(group=3), 4)  # that of 3·μ, not of √3·μ
     0.8664
@@ -69,9 +69,7 @@ class TradeOff:
         slopes = np.exp(self.epsilons)
         mirrored = 1.0 - (1.0 - self.deltas) / slopes
         slope = np.concatenate([slopes[::-1], 1.0 / slopes])
-        start = np.concatenate([self.deltas[::-1], mirrored]) + np.concatenate(
-            [np.zeros(len(slopes)), np.full(len(slopes), ROUNDING)]
-        )
+        start = np.concatenate([self.deltas[::-1], mirrored + ROUNDING])
         with np.errstate(divide="ignore", invalid="ignore"):
             knots = np.diff(start) / -np.diff(slope)
         knots = np.maximum.accumulate(np.nan_to_num(knots, nan=0.0, posinf=1.0, neginf=0.0))
@@ -94,10 +92,6 @@ class TradeOff:
             rate = np.maximum(np.minimum(best, 1.0), rate)
         return rate
 
-    def __call__(self, false_positives: Array | float, group: int = 1) -> Array:
-        """f(α), the smallest false-negative rate, never above the true one."""
-        return 1.0 - self.power(false_positives, group)
-
     def advantage(self, group: int = 1) -> float:
         """sup_α (1 − f(α) − α): the total variation distance, a test's best TPR − FPR.
 
@@ -118,18 +112,13 @@ class TradeOff:
         tiniest = math.log(1e-300)
         if float(self.power(math.exp(tiniest), group)) > delta:
             return math.inf
-        low, high = tiniest, 0.0
-        while high - low > 1e-3:  # below e^low not even every detection together exceeds δ
-            middle = (low + high) / 2
-            within = float(self.power(math.exp(middle), group)) <= delta
-            low, high = (middle, high) if within else (low, middle)
 
         def needed(logarithm: Array) -> Array:
             excess = self.power(np.exp(logarithm), group) - delta
             with np.errstate(divide="ignore"):
                 return np.log(np.maximum(excess, 0.0))
 
-        return max(0.0, _supremum(needed, np.linspace(low, 0.0, 257)))
+        return max(0.0, _supremum(needed, np.linspace(tiniest, 0.0, 257)))
 
 
 def _reach(law: Loss) -> float:
@@ -143,22 +132,13 @@ def _supremum(value: Callable[[Array], Array], edges: Array) -> float:
     """The supremum of value(x) − x over a range, never below it and PRECISION above at most.
 
     ``value`` does not fall, so value(high) − low bounds it on [low, high]. Intervals that may hold
-    more than the best value seen are divided, the others put aside.
+    more than the best value seen are divided, until none is left.
     """
-    parts = edges[None, :]
-    best = aside = -math.inf
-    for _ in range(40):
+    parts, best = edges[None, :], -math.inf
+    while parts.size:
         values = value(parts)
-        best = max(
-            best,
-            float(np.max(values[:, :-1] - parts[:, :-1])),
-            float(values[-1, -1] - parts[-1, -1]),
-        )
-        bounds = values[:, 1:] - parts[:, :-1]
-        undecided = bounds > best + PRECISION
-        aside = max(aside, float(np.max(bounds[~undecided], initial=-math.inf)))
-        if not undecided.any() or math.isinf(best):
-            return max(best, aside)
+        best = max(best, float(np.max(values - parts)))
+        undecided = values[:, 1:] - parts[:, :-1] > best + PRECISION
         low, high = parts[:, :-1][undecided], parts[:, 1:][undecided]
         parts = low[:, None] + (high - low)[:, None] * np.linspace(0.0, 1.0, 9)
-    return max(best, aside, float(np.max(value(parts)[:, 1:] - parts[:, :-1])))
+    return best + PRECISION
