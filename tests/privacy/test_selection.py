@@ -37,7 +37,7 @@ from dpscaffold.privacy.selection import (
 def test_drawn_numbers_are_geometric_and_of_no_other_mean(mean):
     """Wrong once in 10,000; a mean that is a fifth larger is seen."""
     stream, size = random.Random(5), 8000
-    draws = np.array([TrialCount(mean).draw(stream) for _ in range(size)])
+    draws = np.array([TrialCount(mean).draw(stream.random()) for _ in range(size)])
     assert draws.min() >= 1
     for other, holds in ((mean, True), (1.2 * mean, False)):
         law = stats.geom(1 / other)

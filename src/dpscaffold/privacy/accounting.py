@@ -22,10 +22,10 @@ from functools import lru_cache
 import numpy as np
 
 from dpscaffold.errors import BadInput
-from dpscaffold.privacy.adversary import Adversary, adversaries, no_guarantee, noise_seen
+from dpscaffold.privacy.adversary import ALONE, Adversary, adversaries, no_guarantee, noise_seen
 from dpscaffold.privacy.loss import Loss, participation_losses
 from dpscaffold.privacy.mechanism import Mechanism
-from dpscaffold.privacy.preparation import Cost, costs_towards, with_costs
+from dpscaffold.privacy.preparation import Cost, with_costs
 
 #: The loss in each direction of a neighbouring pair: one where they are the same.
 Laws = tuple[Loss, ...]
@@ -123,8 +123,9 @@ def step_laws(
         # What rounding may tell counts as an infinite loss.
         lost = rounding_cost(run.cohort_size, drawn + certain)
         laws = tuple(replace(law, infinite=min(1.0, law.infinite + lost)) for law in laws)
-    towards = costs_towards(costs, who)
-    return tuple(with_costs(law, towards) for law in laws)
+    if who == ALONE:  # the noise of other sites hides no cost
+        costs = tuple(cost.if_others_collude for cost in costs)
+    return tuple(with_costs(law, costs) for law in laws)
 
 
 @lru_cache(maxsize=256)
@@ -243,13 +244,12 @@ def epsilons_by_group(
     """
     steps = group_steps(run, who)
     order = sorted(range(len(steps)), key=lambda g: (steps[g][1], steps[g][0]))
-    found = [0.0] * len(steps)
+    found = np.zeros(len(steps))
     for places in np.array_split(np.array(order), min(len(order), MOST_RATES)):
         front = _front(steps[place] for place in places)
-        largest = max(step_epsilon(run, who, step, rounds, None, tuple(costs)) for step in front)
-        for place in places:
-            found[place] = largest
-    return found
+        each = [step_epsilon(run, who, step, rounds, None, tuple(costs)) for step in front]
+        found[places] = max(each)
+    return [float(value) for value in found]
 
 
 def check_guaranteed(run: Mechanism) -> None:

@@ -124,20 +124,19 @@ class Ledger:
         for."""
         return replace(self.run, extra=max(self.run.extra, self.extra))
 
-    def within(self, first: int, last: int) -> tuple[int, int]:
-        """How many of the rounds from ``first`` to ``last`` are recorded, and how often one of them
-        was run again, for a run whose rounds were planned in parts.
+    def repeats(self, first: int, last: int) -> int:
+        """How often one of the rounds from ``first`` to ``last`` was run again, for a run whose
+        rounds were planned in parts.
 
         >>> from dpscaffold.privacy import describe
         >>> run = describe(rounds=9, local_steps=2, users=4, cohort_size=2, records=50,
         ...                batch_sizes=5, noise=2.0)
         >>> ledger = Ledger(run)
         >>> ledger.record(1, [0, 3]); ledger.record(2, [3, 1]); ledger.record(2, [0, 3], again=True)
-        >>> ledger.within(1, 1), ledger.within(2, 9)
-        ((1, 0), (1, 1))
+        >>> ledger.repeats(1, 1), ledger.repeats(2, 9)
+        (0, 1)
         """
-        inside = sum(n for round, n in self._repeats.items() if first <= round <= last)
-        return max(0, min(self.rounds, last) - first + 1), inside
+        return sum(n for round, n in self._repeats.items() if first <= round <= last)
 
     def charged(self, costs: Sequence[Cost]) -> Ledger:
         """The same record, with further mechanisms that read the same records."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import cache, cached_property, wraps
@@ -277,6 +278,12 @@ class Mechanism(Stored):
     @cached_property
     def places(self) -> NDArray[np.int64]:
         """The place of every user's group, (M,)."""
+        if not self.membership and len(self.groups) > 1:
+            raise BadInput(
+                "unknown-user",
+                f"every user is in one of {len(self.groups)} groups, and a stored statement does "
+                f"not say in which; ask the run's ledger",
+            )
         return np.broadcast_to(np.array(self.membership or 0, dtype=np.int64), self.users)
 
     @property
@@ -328,23 +335,14 @@ class Mechanism(Stored):
                 "unknown-user",
                 f"user={user} is not one of the {self.users} users; give 0 to {self.users - 1}",
             )
-        if not self.membership and len(self.groups) > 1:
-            raise BadInput(
-                "unknown-user",
-                f"user={user} is in one of {len(self.groups)} groups, and a stored statement does "
-                f"not say in which; ask the run's ledger",
-            )
-        return self.membership[user] if self.membership else 0
+        return int(self.places[user])
 
 
 def _is_partition(groups: Sequence[Group], membership: Sequence[int], users: int) -> bool:
     """Whether each user is in one group, and every group has as many as it says."""
     sizes = [group.users for group in groups]
-    if sum(sizes) != users or not membership:
-        return sum(sizes) == users
-    places = np.array(membership)
-    within = places.min() >= 0 and places.max() < len(groups)
-    return bool(within) and np.bincount(places, minlength=len(groups)).tolist() == sizes
+    listed = not membership or Counter(membership) == dict(enumerate(sizes))
+    return listed and sum(sizes) == users
 
 
 def _check_lists(secure: SecureSums, cohort_size: int) -> None:

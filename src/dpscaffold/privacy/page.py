@@ -148,8 +148,7 @@ class Statement(Stored):
     def epsilon(self) -> float | None:
         """The ε to quote, towards the server; a winner of private tuning has one towards whoever is
         given the model alone."""
-        first = self.guarantees[0] if self.guarantees else Guarantee("server")
-        return first.given if self.quotes_given else first.epsilon
+        return _quoted(self, self.guarantees[0])[0] if self.guarantees else None
 
     @property
     def promises_little(self) -> bool:

@@ -87,10 +87,9 @@ class Part:
 
     def over_the_draw(self, who: Adversary) -> Proof:
         """ε over the draw of participants."""
-        run = self.released
-        value = epsilon(run, who, self.rounds, costs=self.costs)
+        run, theorem = self.released, noise_seen(self.released, who).theorem
         laws = losses(run, who, self.rounds, None, self.costs)
-        return Proof(value, run.delta, laws, noise_seen(run, who).theorem)
+        return Proof(epsilon(run, who, self.rounds, costs=self.costs), run.delta, laws, theorem)
 
     def for_everybody(self) -> Proof:
         """ε if every user took part in every planned round and attempt: it holds against a server
@@ -269,7 +268,8 @@ def convolved(each: Sequence[Laws]) -> Laws:
     interval = max(finest, 4 * reach / LONGEST)
     found: list[Loss] = []
     for direction in range(len(each[0])):
-        law, *others = (laws[direction].on_grid(interval) for laws in each)
+        laws = [one[direction] for one in each]
+        law, *others = (law.coarser(interval / law.interval) for law in laws)
         for other in others:
             law = law.compose(other)
         found.append(law)

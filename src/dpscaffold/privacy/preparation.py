@@ -28,7 +28,6 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from dpscaffold.errors import BadInput
-from dpscaffold.privacy.adversary import ALONE, Adversary
 from dpscaffold.privacy.loss import REACH, Loss, privacy_parameters, step_losses
 from dpscaffold.privacy.mechanism import STRICT, Mechanism, Sampling, refusing
 
@@ -111,7 +110,7 @@ class Cost:
         """The loss of a run and of this mechanism, on a grid that is no finer than need be."""
         stated = self.epsilon or 0.0
         reach = stated if self.noise is None else (1 / self.noise + 2 * REACH) / (2 * self.noise)
-        law = law.coarser(math.ceil(reach / (law.interval * POINTS)))
+        law = law.coarser(max(1, math.ceil(reach / (law.interval * POINTS))))
         if self.noise is None:
             return law.compose(privacy_parameters(stated, self.delta, law.interval))
         return law.compose(step_losses(1.0, self.noise, "fixed", law.interval)[0])
@@ -138,12 +137,6 @@ def _joint_noise(multipliers: Sequence[float | None]) -> float | None:
     """The multiplier of all together; None where one is not known."""
     squares = [1 / noise**2 for noise in multipliers if noise is not None]
     return None if len(squares) < len(multipliers) else 1 / math.sqrt(sum(squares))
-
-
-def costs_towards(costs: tuple[Cost, ...], who: Adversary | None) -> tuple[Cost, ...]:
-    """The costs as an adversary sees them: other sites hide them too, unless all of them collude
-    with the server."""
-    return tuple(cost.if_others_collude for cost in costs) if who == ALONE else costs
 
 
 def with_costs(law: Loss, costs: tuple[Cost, ...]) -> Loss:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 
@@ -31,13 +30,6 @@ MOST = 1_000_000
 
 #: Where ε̂ of the profile's bound is looked for.
 GRID = tuple(float(x) for x in np.geomspace(1e-4, 30, 160))
-
-
-class Uniform(Protocol):
-    """What draws need: numbers in [0, 1)."""
-
-    def random(self) -> float:
-        """The next."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +55,9 @@ class TrialCount:
         """The probability that a trial is the last."""
         return 1 / self.mean
 
-    def draw(self, stream: Uniform) -> int:
-        """J, by inversion of its distribution function."""
-        return 1 + math.floor(math.log1p(-stream.random()) / math.log1p(-self.gamma))
+    def draw(self, uniform: float) -> int:
+        """J from a uniform number in [0, 1), by inversion of its distribution function."""
+        return 1 + math.floor(math.log1p(-uniform) / math.log1p(-self.gamma))
 
     def __str__(self) -> str:
         return f"geometric with mean {self.mean:g}"

@@ -11,7 +11,7 @@ from dpscaffold.errors import BadInput
 from dpscaffold.privacy.accounting import epsilon, losses
 from dpscaffold.privacy.adversary import SERVER, Adversary
 from dpscaffold.privacy.loss import Loss
-from dpscaffold.privacy.mechanism import MOST_NOISE, Mechanism
+from dpscaffold.privacy.mechanism import MOST_NOISE, Mechanism, check_delta
 from dpscaffold.privacy.numbers import digits_up, largest_count, round_up
 from dpscaffold.privacy.preparation import Cost
 
@@ -44,11 +44,8 @@ def solve_noise(
     True
     """
     check_target(target)
-
-    def spent(noise: float) -> float:
-        return epsilon(replace(run, noise=noise), who, costs=costs)
-
-    return _least_noise(spent, target, f"epsilon={target:g}", run.least_stated)
+    goal = f"epsilon={target:g}"
+    return _least_noise(run, lambda noised: epsilon(noised, who, costs=costs), target, goal)
 
 
 def solve_noise_for_guess(
@@ -70,12 +67,13 @@ def solve_noise_for_guess(
             f"a guess that is right {100 * target:g} % of the time is no limit; give more than 50 "
             f"and less than 100 per cent",
         )
-
-    def advantage(noise: float) -> float:
-        return guess(losses(replace(run, noise=noise), who, costs=tuple(costs))) - 0.5
-
-    goal = f"a guess right {100 * target:g} % of the time"
-    return _least_noise(advantage, target - 0.5, goal, run.least_stated)
+    goal, spent = f"a guess right {100 * target:g} % of the time", tuple(costs)
+    return _least_noise(
+        run,
+        lambda noised: guess(losses(noised, who, costs=spent)) - 0.5,
+        target - 0.5,
+        goal,
+    )
 
 
 def guess(laws: Sequence[Loss]) -> float:
@@ -138,8 +136,7 @@ def gaussian_multiplier(target: float, delta: float) -> float:
     3.731
     """
     check_target(target)
-    if not 0 < delta < 1:
-        raise BadInput("out-of-range", f"delta is {delta}; it must lie between 0 and 1")
+    check_delta("delta", delta)
     return _crossing(lambda z: gaussian_delta(target, z) - delta)
 
 
@@ -167,15 +164,17 @@ def _crossing(falling: Callable[[float], float]) -> float:
 
 
 def _least_noise(
-    spent: Callable[[float], float], target: float, goal: str, least_stated: float
+    run: Mechanism, measure: Callable[[Mechanism], float], target: float, goal: str
 ) -> float:
-    """The smallest noise with which ``spent``, which falls with it, is at most ``target``."""
+    """The smallest noise of the run with which ``measure``, which falls with it, is at most
+    ``target``."""
     from scipy.optimize import brentq
 
     @cache
     def of(log_noise: float) -> float:
         # A logarithm and back may end beyond the range of noise by a rounding.
-        return spent(min(max(math.exp(log_noise), least_stated), MOST_NOISE))
+        noise = min(max(math.exp(log_noise), run.least_stated), MOST_NOISE)
+        return measure(replace(run, noise=noise))
 
     # What is reported as 0 has no logarithm; whatever represents it lies below the target.
     least = min(1e-12, target / 2)
@@ -183,7 +182,7 @@ def _least_noise(
     def excess(log_noise: float) -> float:
         return math.log(max(of(log_noise), least)) - math.log(target)
 
-    low, high = _bracket(of, target, goal, least_stated)
+    low, high = _bracket(of, target, goal, run.least_stated)
     root = brentq(excess, low, high, xtol=PRECISION / 4, rtol=1e-12)
     noise = float(digits_up(math.exp(root), 5))
     while of(math.log(noise)) > target:

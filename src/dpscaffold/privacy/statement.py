@@ -4,8 +4,9 @@ what is not covered (:class:`~dpscaffold.privacy.page.Statement`)."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 import numpy as np
 
@@ -101,7 +102,7 @@ def state(parts: Sequence[Part], facts: Facts = Facts()) -> Statement:
         held=facts.held,
         seeded=facts.seeded,
         preparation=prepared(facts.preparation, begun[0].run.unit if begun else "record"),
-        outside=_outside(begun, facts),
+        outside=tuple(dict.fromkeys(_outside(begun, facts))),
         journal=facts.journal,
     )
     if not begun:
@@ -113,7 +114,7 @@ def state(parts: Sequence[Part], facts: Facts = Facts()) -> Statement:
         delta=total_delta(begun),
         neighbours=begun[0].run.neighbours,
         unit=begun[0].run.unit,
-        needs=_needs(begun, facts),
+        needs=tuple(_needs(begun, facts)),
         parts=tuple(_stated(part, facts, len(begun) > 1) for part in begun),
     )
     if reason := _why_nothing(begun):
@@ -196,33 +197,23 @@ def _towards(parts: Sequence[Part], facts: Facts, name: str) -> tuple[Guarantee,
     proof = over_the_draw(parts, name, facts.colluders, facts.fixed_in_advance)
     given = given_the_draw(parts, name, facts.fixed_in_advance) if _have_run(parts) else None
     if facts.cap and len(parts) > 1:
-        capped = within_cap(parts, facts.cap)
-        proof, given = _better(proof, capped), given and _better(given, capped)
+        capped, smaller = within_cap(parts, facts.cap), attrgetter("epsilon")
+        proof = min(proof, capped, key=smaller)
+        given = given and min(given, capped, key=smaller)
     over = None if shared_draw(parts) else proof
-    value, guess = _read(over)
-    value_given, guess_given = _read(given)
     guarantee = Guarantee(
         name,
         who.words,
-        value,
+        over.epsilon if over else None,
         proof.theorem,
-        guess,
+        over.guess if over else None,
         replace_one=_replacing(parts, over or given),
-        given=value_given,
-        given_guess=guess_given,
+        given=given.epsilon if given else None,
+        given_guess=given.guess if given else None,
         not_more=None if seen.theorem != "1" or who.sees == "uploads" else seen.not_more,
         knows=who.knows,
     )
     return guarantee, proof
-
-
-def _better(proof: Proof, capped: Proof) -> Proof:
-    return capped if capped.epsilon < proof.epsilon else proof
-
-
-def _read(proof: Proof | None) -> tuple[float | None, float | None]:
-    """ε and how often a guess is right, where there is a proof."""
-    return (None, None) if proof is None else (proof.epsilon, proof.guess)
 
 
 def _replacing(parts: Sequence[Part], proof: Proof | None) -> float | None:
@@ -245,17 +236,13 @@ def _by_group(parts: Sequence[Part]) -> tuple[float, ...]:
     """ε over the draw towards the server of each group of users, the sum over the parts. Users who
     are alike in one part may differ in another; none where all have the same noise, or the parts
     are of other users."""
-    if parts[0].people or not any(part.run.unequal for part in parts):
+    alike = not any(part.run.unequal for part in parts)
+    if alike or parts[0].people or len({part.run.users for part in parts}) > 1:
         return ()
     each = [
         np.array(epsilons_by_group(part.released, part.against("server"), part.rounds, part.costs))
         for part in parts
     ]
-    if len(parts) == 1:
-        return tuple(each[0].tolist())
-    users = parts[0].run.users
-    if any(part.run.users != users for part in parts):
-        return ()
     kinds = np.unique(np.stack([part.run.places for part in parts]), axis=1)
     return tuple(sum(one[kind] for one, kind in zip(each, kinds, strict=True)).tolist())
 
@@ -266,8 +253,8 @@ def _stated(part: Part, facts: Facts, several: bool) -> StatedPart:
     counts: dict[int, int] = {}
     most: tuple[int, ...] = ()
     if part.ledger is not None:
-        users = np.bincount(part.ledger.participations)
-        counts = {int(n): int(users[n]) for n in np.flatnonzero(users)}
+        times, users = np.unique(part.ledger.participations, return_counts=True)
+        counts = dict(zip(times.tolist(), users.tolist(), strict=True))
         most = tuple(part.ledger.most_by_group().tolist())
     epsilons: dict[str, float] = {}
     if several and no_guarantee(released) is None:
@@ -288,43 +275,38 @@ def _coded(code: str) -> tuple[str, str]:
     return code, SENTENCES[code]
 
 
-def _outside(parts: Sequence[Part], facts: Facts) -> tuple[tuple[str, str], ...]:
+def _outside(parts: Sequence[Part], facts: Facts) -> Iterator[tuple[str, str]]:
     """What no ε covers."""
-    found: list[tuple[str, str]] = []
     if parts and (note := large_delta(parts[0].run, total_delta(parts))):
-        found.append(("large-delta", note))
+        yield "large-delta", note
     if facts.seeded:
-        found.append(_coded("seed"))
-    found.append(_coded("metrics"))
-    found += [
-        ("preparation", sentence_of(step, parts[0].run.unit if parts else "record"))
-        for step in facts.preparation
-        if step.protection not in WITHIN
-    ]
-    found += [
-        ("allowed", f"Released all the same (privacy.release: {what}).")
-        for what in facts.allowed or ()
-    ]
-    found.append(_coded("tuning"))
-    if parts and parts[0].run.secure is not None:
-        found += [_coded("simulated-sums")] if facts.held != "sites" else []
-    elif parts and any(
-        noise_seen(p.run, adversaries(p.run)["third_party"]).theorem == "2" for p in parts
-    ):
-        found.append(_coded("single-uploads"))
-    if parts:
-        found.append(_coded("other-runs"))
-    return tuple(dict.fromkeys(found))
+        yield _coded("seed")
+    yield _coded("metrics")
+    unit = parts[0].run.unit if parts else "record"
+    for step in facts.preparation:
+        if step.protection not in WITHIN:
+            yield "preparation", sentence_of(step, unit)
+    for what in facts.allowed or ():
+        yield "allowed", f"Released all the same (privacy.release: {what})."
+    yield _coded("tuning")
+    if not parts:
+        return
+    if parts[0].run.secure is None:
+        others = (noise_seen(part.run, adversaries(part.run)["third_party"]) for part in parts)
+        if any(noise.theorem == "2" for noise in others):
+            yield _coded("single-uploads")
+    elif facts.held != "sites":
+        yield _coded("simulated-sums")
+    yield _coded("other-runs")
 
 
-def _needs(parts: Sequence[Part], facts: Facts) -> tuple[tuple[str, str], ...]:
+def _needs(parts: Sequence[Part], facts: Facts) -> Iterator[tuple[str, str]]:
     """What has to be true for the guarantees to hold."""
-    found = [_coded("unchanged"), _coded("blind")]
+    yield from (_coded("unchanged"), _coded("blind"))
     if any(part.run.secure is not None for part in parts):
-        found.append(_coded("unbroken"))
+        yield _coded("unbroken")
     if facts.draw_given and all(part.ledger is None for part in parts):
-        found.append(_coded("draw"))
-    return tuple(found)
+        yield _coded("draw")
 
 
 def large_delta(run: Mechanism, delta: float) -> str | None:

@@ -78,7 +78,7 @@ def spent_in_parts(parts: Parts, whole: Ledger, price: Price, round: int) -> flo
     """ε once this round is over, with all that was released: the sum over the parts."""
     rounds, total = max(round, whole.rounds), []
     for k, (first, last) in enumerate(parts.spans):
-        _, extra = whole.within(first, last)
+        extra = whole.repeats(first, last)
         done = max(0, min(rounds, last) - first + 1)
         if done:
             total.append(price(k, done, extra))

@@ -160,7 +160,7 @@ def tune_privately(
     score = _score_cost(table, runs[0])
     stream: CandidateSource = secrets.SystemRandom() if choosing is None else choosing
     # before anything runs, and whatever comes of it
-    drawn = [stream.randrange(len(points)) for _ in range(table.stopping_law.draw(stream))]
+    drawn = [stream.randrange(len(points)) for _ in range(table.stopping_law.draw(stream.random()))]
     prepared = whole.roster.schema.preparation
     costs, unprotected = charged(prepared, runs[0])
     colluders = candidates[0].limits.colluders
