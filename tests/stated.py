@@ -13,7 +13,6 @@ from typer.testing import CliRunner, Result
 from dpscaffold.cli import app
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy import Cost, Ledger, Mechanism, Statement, adversaries, epsilon
-from dpscaffold.privacy.accounting import step_epsilon
 
 
 def call(*arguments: str) -> Result:
@@ -62,8 +61,7 @@ def over_draw(
 
 def spent(run: Mechanism, times: int, user: int = 0, costs: Sequence[Cost] = ()) -> float:
     """ε of a user that took part this often, towards the server."""
-    step = Ledger(run).step_of(user)
-    return step_epsilon(run, adversaries(run)["server"], step, None, times, tuple(costs))
+    return Ledger(run, costs=costs).of(user, more=times)
 
 
 def at_most(run: Mechanism, times: int | None = None, costs: Sequence[Cost] = ()) -> float:

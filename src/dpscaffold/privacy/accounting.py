@@ -243,9 +243,9 @@ def epsilons_by_group(
     True
     """
     steps = group_steps(run, who)
-    order = sorted(range(len(steps)), key=lambda g: (steps[g][1], steps[g][0]))
+    order = np.lexsort(np.transpose(steps))  # by noise, then by rate
     found = np.zeros(len(steps))
-    for places in np.array_split(np.array(order), min(len(order), MOST_RATES)):
+    for places in np.array_split(order, min(len(order), MOST_RATES)):
         front = _front(steps[place] for place in places)
         each = [step_epsilon(run, who, step, rounds, None, tuple(costs)) for step in front]
         found[places] = max(each)

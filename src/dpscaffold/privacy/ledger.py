@@ -150,13 +150,11 @@ class Ledger:
         other.run = replace(self.run, delta=delta)
         return other
 
-    def of(self, user: int, who: Adversary | None = None) -> float:
-        """ε of a record of this user so far, by default towards the server."""
-        return self._spent(self.step_of(user, who), int(self.participations[user]), who)
-
-    def step_of(self, user: int, who: Adversary | None = None) -> Step:
-        """What hides a record of this user in one local step."""
-        return self._steps(who)[self.run.place(user)]
+    def of(self, user: int, who: Adversary | None = None, more: int = 0) -> float:
+        """ε of a record of this user so far, or after some ``more`` participations; by default
+        towards the server."""
+        step = self._steps(who)[self.run.place(user)]
+        return self._spent(step, int(self.participations[user]) + more, who)
 
     def largest(self, who: Adversary | None = None) -> float:
         """The largest ε over users, by default towards the server.

@@ -32,6 +32,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import scipy
@@ -55,6 +56,8 @@ RESOLUTION = 0.05
 REACH = 10.0
 #: Stands for a mass of 0 in a logarithm.
 LEAST = 1e-300
+#: The distance from 1 to the next double.
+EPS = float(np.finfo(float).eps)
 #: Most grid points of one step's law.
 MOST_POINTS = 1 << 19
 
@@ -124,7 +127,7 @@ class Loss:
         lower = np.append(decayed_sums(self.probs[::-1], self.interval)[::-1], 0.0)
         losses = np.append(self.losses, math.inf)
         place = np.searchsorted(self.losses, epsilons, side="right")
-        slack = 1 + 4 * len(self.probs) * float(np.finfo(float).eps)
+        slack = 1 + 4 * len(self.probs) * EPS
         deltas: Array = self.infinite + np.maximum(
             0.0, upper[place] * slack - np.exp(epsilons - losses[place]) * lower[place]
         )
@@ -147,9 +150,8 @@ class Loss:
         upper = self.infinite + np.cumsum(probs)
         lower = decayed_sums(probs, self.interval)
         exceeds = np.flatnonzero(upper - lower > delta)
-        k = int(exceeds[0]) - 1 if len(exceeds) else len(losses) - 1
-        if k < 0:  # the largest loss itself: its δ is the mass at infinity, up to rounding
-            return float(losses[0])
+        # At the largest loss itself δ is the mass at infinity, and exceeds by rounding alone.
+        k = max(0, int(exceeds[0]) - 1) if len(exceeds) else len(losses) - 1
         excess = float(upper[k]) - delta
         if excess <= 0:
             return 0.0
@@ -163,9 +165,9 @@ class Loss:
         Sound when the coin is data-independent and may be revealed: the two cases then have
         disjoint supports, and δ is the average of the two δ.
         """
-        low, high = min(self.lowest, 0), max(self.lowest + len(self.probs) - 1, 0)
-        probs = np.zeros(high - low + 1)
-        probs[self.lowest - low : self.lowest - low + len(self.probs)] = weight * self.probs
+        low, end = min(self.lowest, 0), self.lowest + len(self.probs)
+        probs = np.zeros(max(end, 1) - low)
+        probs[self.lowest - low : end - low] = weight * self.probs
         probs[-low] += 1.0 - weight
         return Loss(self.interval, low, probs, weight * self.infinite)
 
@@ -203,13 +205,12 @@ class Loss:
             raise ValueError(
                 f"intervals {self.interval} and {other.interval} differ; build both on one grid"
             )
-        size = scipy.fft.next_fast_len(len(self.probs) + len(other.probs) - 1, real=True)
-        probs = scipy.fft.irfft(
-            scipy.fft.rfft(self.probs, size) * scipy.fft.rfft(other.probs, size), size
-        )
-        probs = probs[: len(self.probs) + len(other.probs) - 1]
+        length = len(self.probs) + len(other.probs) - 1
+        size = scipy.fft.next_fast_len(length, real=True)
+        spectrum = scipy.fft.rfft(self.probs, size) * scipy.fft.rfft(other.probs, size)
+        probs = scipy.fft.irfft(spectrum, size)[:length]
         norms = float(np.linalg.norm(self.probs) * np.linalg.norm(other.probs))
-        rounding = 2 * np.finfo(float).eps * math.log2(size) * math.sqrt(size) * norms
+        rounding = 2 * EPS * math.log2(size) * math.sqrt(size) * norms
         infinite = self.infinite + other.infinite - self.infinite * other.infinite
         return Loss(
             self.interval,
@@ -290,7 +291,7 @@ def _rounding(spectrum: NDArray[np.complex128], probs: Array, times: int, size: 
     back in the time domain ‖error‖₁ ≤ √N·‖error‖₂ = (Σ over the N frequencies of
     (n·|X|^{n−1}·e)²)^{1/2}.
     """
-    error = np.finfo(float).eps * math.log2(max(size, 2)) * float(np.linalg.norm(probs))
+    error = EPS * math.log2(max(size, 2)) * float(np.linalg.norm(probs))
     growth = np.minimum(np.abs(spectrum), 1.0) ** (times - 1)
     return times * error * math.sqrt(2 * float(np.dot(growth, growth)))
 
@@ -330,12 +331,11 @@ def grid_interval(rate: float, sigma: float, sampling: str) -> float:
         second = np.sum(np.maximum(loss, 0.0) ** 2 * (mixed + null)) / np.sum(null)
     else:
         second = np.sum(loss**2 * np.minimum(mixed, null)) / np.sum(null)
-    widest = float(_loss(np.array([1 + REACH * sigma]), rate, sigma)[0])
     deviation = min(math.sqrt(float(second)), 1 / sigma)
-    return max(RESOLUTION * deviation, widest / MOST_POINTS)
+    return max(RESOLUTION * deviation, float(loss[-1]) / MOST_POINTS)
 
 
-def _loss(x: Array, rate: float, sigma: float) -> Array:
+def _loss(x: Any, rate: float, sigma: float) -> Any:
     """log((1−q) + q·e^{(2x−1)/2σ²}), increasing in x."""
     exponent = (2 * x - 1) / (2 * sigma**2)
     if rate >= 1.0:
@@ -390,7 +390,7 @@ def _connect(p: Array, q: Array, index: Array, h: float) -> Array:
 def _fixed(rate: float, sigma: float, h: float) -> Loss:
     """Fixed-size batches: positive losses of (1−q)N(0)+qN(1) against N(0), their mirror, the rest
     at 0."""
-    top = max(1, math.ceil(float(_loss(np.array([1 + REACH * sigma]), rate, sigma)[0]) / h))
+    top = max(1, math.ceil(_loss(1 + REACH * sigma, rate, sigma) / h))
     index = np.arange(top + 1, dtype=float)
     p, q = _interval_masses(index, rate, sigma, h)
     positive = _connect(p[1:-1], q[1:-1], index, h)
@@ -406,8 +406,9 @@ def _fixed(rate: float, sigma: float, h: float) -> Loss:
 def _poisson(rate: float, sigma: float, h: float) -> tuple[Loss, Loss]:
     """Poisson batches: the record in P, (1−q)N(0)+qN(1) against N(0), and the record in Q, where
     the loss changes its sign."""
-    ends = _loss(np.array([-REACH * sigma, 1 + REACH * sigma]), rate, sigma)
-    index = np.arange(math.floor(ends[0] / h), math.ceil(ends[1] / h) + 1, dtype=float)
+    lowest = math.floor(_loss(-REACH * sigma, rate, sigma) / h)
+    top = math.ceil(_loss(1 + REACH * sigma, rate, sigma) / h)
+    index = np.arange(lowest, top + 1, dtype=float)
     p, q = _interval_masses(index, rate, sigma, h)
 
     removed = _connect(p[1:-1], q[1:-1], index, h)
@@ -415,8 +416,8 @@ def _poisson(rate: float, sigma: float, h: float) -> tuple[Loss, Loss]:
     added = _connect(q[-2:0:-1], p[-2:0:-1], -index[::-1], h)
     added[0] += q[-1]
     return (
-        Loss(h, int(index[0]), removed, float(p[-1])),
-        Loss(h, -int(index[-1]), added, float(q[0])),
+        Loss(h, lowest, removed, float(p[-1])),
+        Loss(h, -top, added, float(q[0])),
     )
 
 

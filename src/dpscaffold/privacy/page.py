@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
 from typing import Any, ClassVar, Literal
@@ -148,7 +148,7 @@ class Statement(Stored):
     def epsilon(self) -> float | None:
         """The ε to quote, towards the server; a winner of private tuning has one towards whoever is
         given the model alone."""
-        return _quoted(self, self.guarantees[0])[0] if self.guarantees else None
+        return _quoted(self, self.guarantees[0]).epsilon if self.guarantees else None
 
     @property
     def promises_little(self) -> bool:
@@ -230,12 +230,11 @@ def table(said: Statement) -> list[Row]:
     """One row for each adversary; those that are promised the same share one."""
     words: dict[tuple[str, str, str], list[str]] = {}
     for one in said.guarantees:
-        epsilon, guess = _quoted(said, one)
-        if epsilon is None:
+        quoted = _quoted(said, one)
+        if quoted.epsilon is None:
             continue
-        given = said.quotes_given and one.given is not None
-        theorem = THEOREMS["given" if given else one.theorem]
-        same = (round_up(epsilon), "" if guess is None else percent(guess), theorem)
+        guess = "" if quoted.guess is None else percent(quoted.guess)
+        same = (round_up(quoted.epsilon), guess, THEOREMS[quoted.theorem])
         words.setdefault(same, []).append(one.words)
     return [Row("; ".join(who), *same) for same, who in words.items()]
 
@@ -261,10 +260,11 @@ def line(said: Statement) -> str:
     return f"with secret noise {text}" if said.seeded else text
 
 
-def _quoted(said: Statement, one: Guarantee) -> tuple[float | None, float | None]:
-    if said.quotes_given and one.given is not None:
-        return one.given, one.given_guess
-    return one.epsilon, one.guess
+def _quoted(said: Statement, one: Guarantee) -> Guarantee:
+    """What is quoted of it: given who took part, where somebody may have chosen the draw."""
+    if not said.quotes_given or one.given is None:
+        return one
+    return replace(one, epsilon=one.given, guess=one.given_guess, theorem="given")
 
 
 def _changed(said: Statement) -> str:

@@ -19,6 +19,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -266,14 +267,10 @@ def convolved(each: Sequence[Laws]) -> Laws:
     )
     finest = min(law.interval for laws in each for law in laws)
     interval = max(finest, 4 * reach / LONGEST)
-    found: list[Loss] = []
-    for direction in range(len(each[0])):
-        laws = [one[direction] for one in each]
-        law, *others = (law.coarser(interval / law.interval) for law in laws)
-        for other in others:
-            law = law.compose(other)
-        found.append(law)
-    return tuple(found)
+    return tuple(
+        reduce(Loss.compose, [law.coarser(interval / law.interval) for law in laws])
+        for laws in zip(*each, strict=True)
+    )
 
 
 def allowed_in_parts(parts: Sequence[Part], place: int, users: Sequence[int]) -> list[int]:
@@ -296,14 +293,7 @@ def allowed_in_parts(parts: Sequence[Part], place: int, users: Sequence[int]) ->
     if now.user_budget is None:
         return list(users)
     elsewhere = spent_by_users([part for k, part in enumerate(parts) if k != place])
-    server = adversaries(now.run)["server"]
-
-    def fits(user: int) -> bool:
-        times = int(now.participations[user]) + 1
-        one = step_epsilon(now.run, server, now.step_of(user), None, times, now.costs)
-        return float(elsewhere[user]) + one <= (now.user_budget or 0.0)
-
-    return [user for user in users if fits(user)]
+    return [user for user in users if elsewhere[user] + now.of(user, more=1) <= now.user_budget]
 
 
 def shared_noise(parts: Sequence[Part]) -> str | None:

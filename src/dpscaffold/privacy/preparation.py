@@ -100,11 +100,11 @@ class Cost:
 
     @property
     def if_others_collude(self) -> Cost:
-        """This cost towards a server with which all other sites collude."""
+        """This cost, as :meth:`under` chose it, towards a server with which all other sites
+        collude."""
         if self.noise is None:
             return self
-        add_remove = None if self.add_remove is None else self.add_remove * self.alone
-        return replace(self, noise=self.noise * self.alone, add_remove=add_remove, alone=1.0)
+        return replace(self, noise=self.noise * self.alone, add_remove=None, alone=1.0)
 
     def added_to(self, law: Loss) -> Loss:
         """The loss of a run and of this mechanism, on a grid that is no finer than need be."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.accounting import losses
-from dpscaffold.privacy.adversary import ALONE, adversaries, no_guarantee
+from dpscaffold.privacy.adversary import ALONE, THIRD_PARTY, adversaries, no_guarantee
 from dpscaffold.privacy.loss import Loss, privacy_parameters
 from dpscaffold.privacy.mechanism import Mechanism
 from dpscaffold.privacy.numbers import digits_up, round_up
@@ -133,11 +133,11 @@ def epsilon_of_all(trials: Trials) -> dict[str, float]:
         )
         for place, drawn in enumerate(trials.drawn)
     ]
-    known = {name for run in trials.candidates for name in adversaries(run)}
-    names = [name for name in ("server", "participant", ALONE.name) if name in known]
+    names = dict.fromkeys(name for run in trials.candidates for name in adversaries(run))
     return {
         name: over_the_draw(parts, name, trials.colluders, fixed_in_advance=True).epsilon
         for name in names
+        if name != THIRD_PARTY.name
     }
 
 

@@ -100,11 +100,11 @@ def largest_rounds(
     check_target(target)
     first = epsilon(run, who, 1, costs=costs)
     if first > target:
-        noise = "the noise is 0" if run.noise == 0 else f"the noise is {run.noise:g}"
         raise BadInput(
             "goal-not-met",
             f"epsilon={target:g} cannot be met even at one round, which costs "
-            f"{round_up(first, 4)} ({noise}); give more noise or a larger epsilon",
+            f"{round_up(first, 4)} (the noise is {run.noise:g}); give more noise or a larger "
+            f"epsilon",
         )
     return largest_count(lambda rounds: epsilon(run, who, rounds, costs=costs) <= target, at_most)
 

@@ -4,14 +4,14 @@ what is not covered (:class:`~dpscaffold.privacy.page.Statement`)."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
 import numpy as np
 
 from dpscaffold.privacy.accounting import Laws, epsilons_by_group
-from dpscaffold.privacy.adversary import adversaries, no_guarantee, noise_seen
+from dpscaffold.privacy.adversary import THIRD_PARTY, adversaries, no_guarantee, noise_seen
 from dpscaffold.privacy.mechanism import Mechanism
 from dpscaffold.privacy.numbers import digits_up
 from dpscaffold.privacy.page import Guarantee, Held, JournalHead, StatedPart, Statement
@@ -66,6 +66,8 @@ class Facts:
     journal: JournalHead | None = None
 
 
+#: Codes, and a sentence each.
+Sentences = tuple[tuple[str, str], ...]
 #: What is said under a code, of what no ε covers and of what has to be true.
 SENTENCES = {
     "seed": (
@@ -102,7 +104,7 @@ def state(parts: Sequence[Part], facts: Facts = Facts()) -> Statement:
         held=facts.held,
         seeded=facts.seeded,
         preparation=prepared(facts.preparation, begun[0].run.unit if begun else "record"),
-        outside=tuple(dict.fromkeys(_outside(begun, facts))),
+        outside=_outside(begun, facts),
         journal=facts.journal,
     )
     if not begun:
@@ -114,7 +116,7 @@ def state(parts: Sequence[Part], facts: Facts = Facts()) -> Statement:
         delta=total_delta(begun),
         neighbours=begun[0].run.neighbours,
         unit=begun[0].run.unit,
-        needs=tuple(_needs(begun, facts)),
+        needs=_needs(begun, facts),
         parts=tuple(_stated(part, facts, len(begun) > 1) for part in begun),
     )
     if reason := _why_nothing(begun):
@@ -271,42 +273,43 @@ def _curve(laws: Laws) -> tuple[float, tuple[float, ...]]:
     return float(curve.epsilons[-1]), deltas
 
 
-def _coded(code: str) -> tuple[str, str]:
-    return code, SENTENCES[code]
+def _said(code: str, holds: bool = True) -> Sentences:
+    """What is said under this code, where it holds."""
+    return ((code, SENTENCES[code]),) if holds else ()
 
 
-def _outside(parts: Sequence[Part], facts: Facts) -> Iterator[tuple[str, str]]:
+def _outside(parts: Sequence[Part], facts: Facts) -> Sentences:
     """What no ε covers."""
-    if parts and (note := large_delta(parts[0].run, total_delta(parts))):
-        yield "large-delta", note
-    if facts.seeded:
-        yield _coded("seed")
-    yield _coded("metrics")
     unit = parts[0].run.unit if parts else "record"
-    for step in facts.preparation:
-        if step.protection not in WITHIN:
-            yield "preparation", sentence_of(step, unit)
-    for what in facts.allowed or ():
-        yield "allowed", f"Released all the same (privacy.release: {what})."
-    yield _coded("tuning")
-    if not parts:
-        return
-    if parts[0].run.secure is None:
-        others = (noise_seen(part.run, adversaries(part.run)["third_party"]) for part in parts)
-        if any(noise.theorem == "2" for noise in others):
-            yield _coded("single-uploads")
-    elif facts.held != "sites":
-        yield _coded("simulated-sums")
-    yield _coded("other-runs")
+    large = large_delta(parts[0].run, total_delta(parts)) if parts else None
+    steps = [step for step in facts.preparation if step.protection not in WITHIN]
+    secure = bool(parts) and parts[0].run.secure is not None
+    seen = [noise_seen(part.run, THIRD_PARTY) for part in parts]
+    found = (
+        *([("large-delta", large)] if large else ()),
+        *_said("seed", facts.seeded),
+        *_said("metrics"),
+        *(("preparation", sentence_of(step, unit)) for step in steps),
+        *(
+            ("allowed", f"Released all the same (privacy.release: {what}).")
+            for what in facts.allowed or ()
+        ),
+        *_said("tuning"),
+        *_said("simulated-sums", secure and facts.held != "sites"),
+        *_said("single-uploads", not secure and any(noise.theorem == "2" for noise in seen)),
+        *_said("other-runs", bool(parts)),
+    )
+    return tuple(dict.fromkeys(found))
 
 
-def _needs(parts: Sequence[Part], facts: Facts) -> Iterator[tuple[str, str]]:
+def _needs(parts: Sequence[Part], facts: Facts) -> Sentences:
     """What has to be true for the guarantees to hold."""
-    yield from (_coded("unchanged"), _coded("blind"))
-    if any(part.run.secure is not None for part in parts):
-        yield _coded("unbroken")
-    if facts.draw_given and all(part.ledger is None for part in parts):
-        yield _coded("draw")
+    return (
+        *_said("unchanged"),
+        *_said("blind"),
+        *_said("unbroken", any(part.run.secure is not None for part in parts)),
+        *_said("draw", facts.draw_given and all(part.ledger is None for part in parts)),
+    )
 
 
 def large_delta(run: Mechanism, delta: float) -> str | None:

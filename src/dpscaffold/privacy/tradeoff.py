@@ -23,7 +23,7 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from dpscaffold.privacy.loss import Array, Loss
+from dpscaffold.privacy.loss import EPS, Array, Loss
 
 #: How many statements (ε_j, δ_j) make up f. Between two of them, h apart, f loses about h²·α/8.
 STATEMENTS = 4096
@@ -32,7 +32,7 @@ LARGEST_EPSILON = 690.0
 #: How far above its supremum an answer may lie.
 PRECISION = 2e-5
 #: A few units in the last place, added upwards wherever a line is evaluated.
-ROUNDING = 8 * float(np.finfo(float).eps)
+ROUNDING = 8 * EPS
 
 
 @dataclass(frozen=True)
