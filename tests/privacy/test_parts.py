@@ -55,7 +55,7 @@ def total(parts: list[Part], name: str = "server", fixed: bool = False, colluder
 
 
 def given(parts: list[Part], name: str = "server", fixed: bool = False) -> float:
-    return given_the_draw(parts, name, fixed).epsilon
+    return given_the_draw(parts, name, fixed_in_advance=fixed).epsilon
 
 
 def test_two_gaussians_convolve_to_one():
@@ -161,6 +161,21 @@ def test_given_who_took_part_the_same_user_adds_up():
     for round in range(1, 19):
         ten.record(round, [0])
     assert given(parts, fixed=True) == pytest.approx(ten.largest(), rel=5e-3)
+
+
+def test_given_who_took_part_colluders_and_repeats_count_where_plans_were_fixed():
+    """Everybody takes part in every round, so that the draw hides nothing; and the noise of others
+    is not counted where a round was run again."""
+    sums = {"memory": False, "local_steps": 1, "cohort_size": 10}
+    pair = [part(name, [list(range(10))] * 5, rounds=5, **sums) for name in "ab"]
+    for colluders in (1, 4):
+        said = state(pair, Facts(fixed_in_advance=True, colluders=colluders))
+        for one in said.guarantees:
+            assert one.given == pytest.approx(one.epsilon, rel=1e-6)
+    for one in pair:
+        one.ledger.record(5, range(10), again=True)
+    for one in state(pair, Facts(fixed_in_advance=True)).guarantees:
+        assert one.theorem == "convolved" and one.given == pytest.approx(one.epsilon, rel=1e-6)
 
 
 @pytest.mark.parametrize("fixed", [False, True])

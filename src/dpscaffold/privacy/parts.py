@@ -99,14 +99,10 @@ class Part:
         laws = losses(run, who, None, run.rounds + run.extra, self.costs)
         return Proof(capped(run, who, self.costs), run.delta, laws, "cap")
 
-    def worst_losses(self, who: Adversary) -> Laws:
-        """The losses over the draw of one user that stands for all."""
-        return losses(self.released, who, self.rounds, None, self.costs, True)
-
-    def losses_given(self, who: Adversary) -> Laws:
-        """At least what any user spent given who took part: the most often, at the worst rate."""
-        most = int(self.charged().participations.max())
-        return losses(self.run, who, None, most, self.costs, True)
+    def worst_losses(self, who: Adversary, times: int | None = None) -> Laws:
+        """The losses of one user that stands for all: over the draw, or given that it took part
+        this many ``times``."""
+        return losses(self.released, who, self.rounds, times, self.costs, True)
 
     def charged(self) -> Ledger:
         """Its ledger, with what else read the records."""
@@ -179,11 +175,15 @@ def over_the_draw(
 
 
 def given_the_draw(
-    parts: Sequence[Part], name: str = "server", fixed_in_advance: bool = False
+    parts: Sequence[Part],
+    name: str = "server",
+    colluders: int = 1,
+    fixed_in_advance: bool = False,
 ) -> Proof:
     """The same given who took part, for the user that spent most: each user's sum over the parts.
 
-    Where the records cannot be compared, the largest of each part add.
+    Where the records cannot be compared, the largest of each part add. Where every plan was fixed
+    in advance, one user stands for all: it took part as often as anybody, at the worst rate.
     """
     alone = ALONE if name == ALONE.name else None
     delta = total_delta(parts)
@@ -191,7 +191,13 @@ def given_the_draw(
         ledger = parts[0].charged()
         return Proof(ledger.largest(alone), delta, ledger.losses(alone), "given")
     if fixed_in_advance:
-        laws = convolved([part.losses_given(part.against(name)) for part in parts])
+        most = [int(part.charged().participations.max()) for part in parts]
+        laws = convolved(
+            [
+                part.worst_losses(part.against(name, colluders), times)
+                for part, times in zip(parts, most, strict=True)
+            ]
+        )
         return Proof.of_losses(laws, delta, "given")
     if _of_same_users(parts) or parts[0].people:
         value = float(spent_by_users(parts, alone).max())

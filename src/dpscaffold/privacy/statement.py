@@ -196,8 +196,9 @@ def _towards(parts: Sequence[Part], facts: Facts, name: str) -> tuple[Guarantee,
     run = parts[-1].released
     who = adversaries(run, facts.colluders)[name]
     seen = noise_seen(run, who)
-    proof = over_the_draw(parts, name, facts.colluders, facts.fixed_in_advance)
-    given = given_the_draw(parts, name, facts.fixed_in_advance) if _have_run(parts) else None
+    asked = (parts, name, facts.colluders, facts.fixed_in_advance)
+    proof = over_the_draw(*asked)
+    given = given_the_draw(*asked) if _have_run(parts) else None
     if facts.cap and len(parts) > 1:
         capped, smaller = within_cap(parts, facts.cap), attrgetter("epsilon")
         proof = min(proof, capped, key=smaller)
