@@ -141,7 +141,7 @@ def tight_law_of_repeats(run: Mechanism, repeats: tuple[int, ...]) -> float:
         total = law.mixed(run.user_ratio).power(run.rounds - len(repeats))
         for more in repeats:
             again = law.power(1 + more).mixed(run.user_ratio)
-            total = total.then(again) if total.interval <= again.interval else again.then(total)
+            total = total.compose(again)
         found.append(total.epsilon(run.delta))
     return max(found)
 

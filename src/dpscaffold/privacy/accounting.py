@@ -140,7 +140,7 @@ def _composed(
     laws = tuple(law.mixed(user_ratio).power(drawn) for law in once)
     if not certain:
         return laws
-    return tuple(law.then(one.power(certain)) for law, one in zip(laws, once, strict=True))
+    return tuple(law.compose(one.power(certain)) for law, one in zip(laws, once, strict=True))
 
 
 @lru_cache(maxsize=256)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import replace
@@ -75,7 +76,7 @@ class Ledger:
         #: The last recorded round: this many may have drawn anyone; the next has a larger number.
         self.rounds = 0
         self._marks: dict[int, int] = {}  # one number a recorded round: is it a repeat or a change?
-        self._repeats: dict[int, int] = {}
+        self._repeats: Counter[int] = Counter()
 
     def record(self, round: int, cohort: Iterable[int], again: bool = False) -> None:
         """Enter who took part in a round (counted from 1), before its uploads are used."""
@@ -110,13 +111,13 @@ class Ledger:
                 )
             return
         else:
-            self._repeats[round] = self._repeats.get(round, 0) + 1
+            self._repeats[round] += 1
         self.participations[users] += 1
 
     @property
     def extra(self) -> int:
         """How many rounds were run again with fresh noise, each as often as it was."""
-        return sum(self._repeats.values())
+        return self._repeats.total()
 
     @property
     def released(self) -> Mechanism:
@@ -218,7 +219,7 @@ class Ledger:
         return found
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=4)
 def _caps(run: Mechanism, budget: float, costs: tuple[Cost, ...]) -> NDArray[np.int64]:
     """The most participations of each user, (M,): a function of public numbers alone."""
     steps = rounded_steps(group_steps(run, adversaries(run)["server"]))

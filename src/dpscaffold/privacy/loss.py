@@ -200,29 +200,23 @@ class Loss:
         )
 
     def compose(self, other: Loss) -> Loss:
-        """The loss of both mechanisms, the second chosen after seeing the first; same interval."""
-        if not math.isclose(self.interval, other.interval, rel_tol=1e-12):
-            raise ValueError(
-                f"intervals {self.interval} and {other.interval} differ; build both on one grid"
-            )
-        length = len(self.probs) + len(other.probs) - 1
+        """The loss of both mechanisms, the second chosen after seeing the first, on the coarser of
+        their grids."""
+        ratio = other.interval / self.interval
+        one, two = self.coarser(max(1.0, ratio)), other.coarser(max(1.0, 1 / ratio))
+        length = len(one.probs) + len(two.probs) - 1
         size = scipy.fft.next_fast_len(length, real=True)
-        spectrum = scipy.fft.rfft(self.probs, size) * scipy.fft.rfft(other.probs, size)
+        spectrum = scipy.fft.rfft(one.probs, size) * scipy.fft.rfft(two.probs, size)
         probs = scipy.fft.irfft(spectrum, size)[:length]
-        norms = float(np.linalg.norm(self.probs) * np.linalg.norm(other.probs))
+        norms = float(np.linalg.norm(one.probs) * np.linalg.norm(two.probs))
         rounding = 2 * EPS * math.log2(size) * math.sqrt(size) * norms
         infinite = self.infinite + other.infinite - self.infinite * other.infinite
         return Loss(
-            self.interval,
-            self.lowest + other.lowest,
+            one.interval,
+            one.lowest + two.lowest,
             np.maximum(probs, 0.0),
             min(1.0, infinite + rounding),
         )
-
-    def then(self, other: Loss) -> Loss:
-        """The loss of both, on the coarser of their grids."""
-        ratio = other.interval / self.interval
-        return self.coarser(max(1.0, ratio)).compose(other.coarser(max(1.0, 1 / ratio)))
 
     def coarser(self, factor: float) -> Loss:
         """The same law on a grid ``factor`` times coarser, every loss rounded up.
@@ -232,7 +226,7 @@ class Loss:
         >>> moved.lowest, moved.probs.tolist()  # −1 → −0.7 and 1 → 1.4
         (-1, [0.25, 0.0, 0.0, 0.75])
         """
-        if factor == 1:
+        if math.isclose(factor, 1, rel_tol=1e-12):
             return self
         places = np.ceil((self.lowest + np.arange(len(self.probs))) / factor).astype(np.int64)
         probs: Array = np.bincount(places - places[0], weights=self.probs).astype(np.float64)

@@ -29,7 +29,7 @@ from dpscaffold.privacy.seeds import FROM_SYSTEM
 MOST = 1_000_000
 
 #: Where ε̂ of the profile's bound is looked for.
-GRID = tuple(float(x) for x in np.geomspace(1e-4, 30, 160))
+GRID = np.geomspace(1e-4, 30, 160).tolist()
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,7 @@ class TradeOff:
             place = np.searchsorted(knots, rate)
             # Every line is a bound; the two next to the one found make up for rounded knots.
             near = [start[line] + slope[line] * rate for line in (place, place + 1, place + 2)]
-            best = np.minimum(np.minimum(near[0], near[1]), near[2]) * (1 + ROUNDING)
+            best = np.min(near, axis=0) * (1 + ROUNDING)
             rate = np.maximum(np.minimum(best, 1.0), rate)
         return rate
 
