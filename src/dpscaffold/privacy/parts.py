@@ -219,8 +219,8 @@ def _of_same_users(parts: Sequence[Part]) -> bool:
 
 def spent_by_users(parts: Sequence[Part], who: Adversary | None = None) -> NDArray[np.float64]:
     """ε of every user given who took part, (M,): its sum over the parts."""
-    people = [part.people for part in parts] if parts[0].people else []
-    return np.asarray(by_person([part.charged().epsilons(who) for part in parts], people))
+    each = [part.charged().epsilons(who) for part in parts]
+    return by_person(each, [part.people for part in parts])
 
 
 def by_person(each: Sequence[NDArray[Any]], people: Sequence[Sequence[str]] = ()) -> NDArray[Any]:
@@ -229,7 +229,7 @@ def by_person(each: Sequence[NDArray[Any]], people: Sequence[Sequence[str]] = ()
     >>> by_person([np.array([1, 2]), np.array([10, 20])], [("a", "b"), ("b", "c")]).tolist()
     [1, 12, 20]
     """
-    if not people:
+    if not any(people):
         return np.asarray(np.sum(each, axis=0))
     places = {name: k for k, name in enumerate(dict.fromkeys(n for one in people for n in one))}
     found = np.zeros(len(places), dtype=each[0].dtype)

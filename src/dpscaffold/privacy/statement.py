@@ -253,18 +253,17 @@ def _by_group(parts: Sequence[Part]) -> tuple[float, ...]:
 def _stated(part: Part, facts: Facts, several: bool) -> StatedPart:
     """One part, without the list of each user's group, which may be long."""
     released = part.released
-    counts: dict[int, int] = {}
-    most: tuple[int, ...] = ()
-    if part.ledger is not None:
-        times, users = np.unique(part.ledger.participations, return_counts=True)
-        counts = dict(zip(times.tolist(), users.tolist(), strict=True))
-        most = tuple(part.ledger.most_by_group().tolist())
-    epsilons: dict[str, float] = {}
+    stored = StatedPart(replace(released, membership=()), part.rounds, part.name, part.costs)
     if several and no_guarantee(released) is None:
         known = adversaries(released, facts.colluders)
-        epsilons = {name: part.over_the_draw(who).epsilon for name, who in known.items()}
-    stored = replace(released, membership=())
-    return StatedPart(stored, part.rounds, part.name, part.costs, most, counts, epsilons)
+        each = {name: part.over_the_draw(who).epsilon for name, who in known.items()}
+        stored = replace(stored, epsilons=each)
+    if part.ledger is None:
+        return stored
+    times, users = np.unique(part.ledger.participations, return_counts=True)
+    counts = dict(zip(times.tolist(), users.tolist(), strict=True))
+    most = tuple(part.ledger.most_by_group().tolist())
+    return replace(stored, most_often=most, participations=counts)
 
 
 def _curve(laws: Laws) -> tuple[float, tuple[float, ...]]:
