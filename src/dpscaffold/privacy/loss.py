@@ -186,7 +186,7 @@ class Loss:
         low, high = _window(self.probs, times)
         length = high - low + 1
         if length > LONGEST:
-            return self.coarser(math.ceil(length / LONGEST)).power(times)
+            return self.on_grid(self.interval * math.ceil(length / LONGEST)).power(times)
         size = scipy.fft.next_fast_len(max(length, len(self.probs)), real=True)
         spectrum = scipy.fft.rfft(self.probs, size)
         probs = np.roll(scipy.fft.irfft(spectrum**times, size), -low)[:length]
@@ -202,8 +202,9 @@ class Loss:
     def compose(self, other: Loss) -> Loss:
         """The loss of both mechanisms, the second chosen after seeing the first, on the coarser of
         their grids."""
-        ratio = other.interval / self.interval
-        one, two = self.coarser(max(1.0, ratio)), other.coarser(max(1.0, 1 / ratio))
+        interval = max(self.interval, other.interval)
+        one = self if self.interval == interval else self.on_grid(interval)
+        two = other if other.interval == interval else other.on_grid(interval)
         length = len(one.probs) + len(two.probs) - 1
         size = scipy.fft.next_fast_len(length, real=True)
         spectrum = scipy.fft.rfft(one.probs, size) * scipy.fft.rfft(two.probs, size)
@@ -212,25 +213,23 @@ class Loss:
         rounding = 2 * EPS * math.log2(size) * math.sqrt(size) * norms
         infinite = self.infinite + other.infinite - self.infinite * other.infinite
         return Loss(
-            one.interval,
+            interval,
             one.lowest + two.lowest,
             np.maximum(probs, 0.0),
             min(1.0, infinite + rounding),
         )
 
-    def coarser(self, factor: float) -> Loss:
-        """The same law on a grid ``factor`` times coarser, every loss rounded up.
+    def on_grid(self, interval: float) -> Loss:
+        """The same law on any other grid, every loss rounded up.
 
         >>> coin = Loss(1.0, -1, np.array([0.25, 0.0, 0.75]), 0.0)
-        >>> moved = coin.coarser(0.7)
+        >>> moved = coin.on_grid(0.7)
         >>> moved.lowest, moved.probs.tolist()  # −1 → −0.7 and 1 → 1.4
         (-1, [0.25, 0.0, 0.0, 0.75])
         """
-        if math.isclose(factor, 1, rel_tol=1e-12):
-            return self
-        places = np.ceil((self.lowest + np.arange(len(self.probs))) / factor).astype(np.int64)
+        places = np.ceil(self.losses / interval).astype(np.int64)
         probs: Array = np.bincount(places - places[0], weights=self.probs).astype(np.float64)
-        return Loss(self.interval * factor, int(places[0]), probs, self.infinite)
+        return Loss(interval, int(places[0]), probs, self.infinite)
 
 
 def privacy_parameters(epsilon: float, delta: float, interval: float) -> Loss:

@@ -274,7 +274,7 @@ def convolved(each: Sequence[Laws]) -> Laws:
     finest = min(law.interval for laws in each for law in laws)
     interval = max(finest, 4 * reach / LONGEST)
     return tuple(
-        reduce(Loss.compose, [law.coarser(interval / law.interval) for law in laws])
+        reduce(Loss.compose, [law.on_grid(interval) for law in laws])
         for laws in zip(*each, strict=True)
     )
 

@@ -110,7 +110,9 @@ class Cost:
         """The loss of a run and of this mechanism, on a grid that is no finer than need be."""
         stated = self.epsilon or 0.0
         reach = stated if self.noise is None else (1 / self.noise + 2 * REACH) / (2 * self.noise)
-        law = law.coarser(max(1, math.ceil(reach / (law.interval * POINTS))))
+        factor = math.ceil(reach / (law.interval * POINTS))
+        if factor > 1:
+            law = law.on_grid(factor * law.interval)
         if self.noise is None:
             return law.compose(privacy_parameters(stated, self.delta, law.interval))
         return law.compose(step_losses(1.0, self.noise, "fixed", law.interval)[0])

@@ -23,6 +23,7 @@ from dpscaffold import run as train_from
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy import (
     ALONE,
+    SERVER,
     Adversary,
     Cost,
     Facts,
@@ -151,7 +152,7 @@ def of_mechanism(given: Mapping[str, Any]) -> Said:
         said[view] = attempted(
             lambda who=who, paid=paid: number(epsilon(run, who, rounds, costs=paid))
         )
-    said["cap"] = capped(run, given, ALONE, costs)
+    said["cap"] = capped(run, given, SERVER, costs)
     if run.secure is not None:
         proved = noise_seen(run, known["server"]).not_more is None
         said["cap_in_sums"] = {"refused": "own-noise-only"}
@@ -215,7 +216,7 @@ def one_history(given: Mapping[str, Any]) -> Said:
         said[view] = attempted(
             lambda who=who: number(epsilon(released, who, ledger.rounds, costs=costs))
         )
-    said["cap"] = capped(released, given["mechanism"], ALONE, costs)
+    said["cap"] = capped(released, given["mechanism"], SERVER, costs)
     return said
 
 
