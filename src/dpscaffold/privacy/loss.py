@@ -241,7 +241,7 @@ def privacy_parameters(epsilon: float, delta: float, interval: float) -> Loss:
     >>> round(privacy_parameters(1.0, 1e-6, 0.25).epsilon(2e-6), 3)
     1.0
     """
-    index = math.ceil(epsilon / interval - 1e-9)
+    index = math.ceil(epsilon / interval)
     probs = np.zeros(2 * index + 1)
     likely = 1.0 / (1.0 + math.exp(-index * interval))
     probs[-1] += (1.0 - delta) * likely
