@@ -316,9 +316,9 @@ def test_a_cap_over_all_parts_is_never_below_any_mixture_of_them():
 
 
 def test_a_cap_over_all_parts_counts_extra_attempts_and_other_mechanisms():
-    parts = [part("a", noise=8.0), part("b", noise=2.0, extra=1)]
+    parts = [part("a", noise=8.0, extra=2), part("b", noise=2.0, extra=1)]
     most = within_cap(parts, 3).epsilon
-    assert most == epsilon(replace(parts[1].run, delta=2e-5), SERVER, times=4)
+    assert most == epsilon(replace(parts[1].run, delta=2e-5), SERVER, times=6)
     said = state(parts, Facts(cap=3))
     assert said.towards("server").theorem == "cap" and said.epsilon == most < total(parts)
     costly = [replace(parts[0], costs=(Cost("mean", noise=2.0),)), parts[1]]

@@ -243,8 +243,8 @@ def within_cap(parts: Sequence[Part], times: int) -> Proof:
     stopping look at; at the sum of their δ.
 
     How often in which part is not known, so a user counts with its largest rate, its least noise
-    and the most local steps: n participations of two kinds can cost more than n of either. What
-    else was done in any part read its records too.
+    and the most local steps: n participations of two kinds can cost more than n of either. The
+    attempts beyond the rounds of every part count besides, and what else read the records.
     """
     hidden: dict[str, list[Step]] = {}
     for part in parts:
@@ -258,7 +258,7 @@ def within_cap(parts: Sequence[Part], times: int) -> Proof:
         delta=total_delta(parts),
         local_steps=max(part.run.local_steps for part in parts),
     )
-    most = times + max(part.run.extra for part in parts)
+    most = times + sum(part.run.extra for part in parts)
     costs = tuple(cost for part in parts for cost in part.costs)
     worst = set(rounded_steps([worst_step(own) for own in hidden.values()]))
     value = max(step_epsilon(run, ALONE, step, None, most, costs) for step in worst)
