@@ -211,7 +211,7 @@ CHOICES: dict[str, dict[str, Any]] = {
 
 def configured() -> Found:
     """A run of synthetic data for each of these choices."""
-    data = {"users": 6, "records": 40, "dimension": 5, "classes": 3, "seed": 5}
+    data = {"users": 6, "records": 40, "features": 5, "classes": 3, "seed": 5}
     found: Found = {}
     for name, choices in CHOICES.items():
         result = run({"data": data, "plan": SHORT_PLAN}, choices)

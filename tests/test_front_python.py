@@ -29,7 +29,7 @@ from dpscaffold.data.loading import load_federation
 from dpscaffold.privacy import Statement
 
 TABLES = {
-    "data": {"users": 6, "records": 60, "dimension": 4, "classes": 3},
+    "data": {"users": 6, "records": 60, "features": 4, "classes": 3},
     "plan": {"rounds": 4, "local_steps": 2, "evaluate_every": 1},
 }
 PLAN = Plan(rounds=2, local_steps=2, user_ratio=0.5)
@@ -38,7 +38,7 @@ PLAN = Plan(rounds=2, local_steps=2, user_ratio=0.5)
 def test_a_configuration_runs_as_the_command_runs_it(tmp_path: Path) -> None:
     config = tmp_path / "small.toml"
     config.write_text(
-        "[data]\nusers = 6\nrecords = 60\ndimension = 4\nclasses = 3\n[plan]\nlocal_steps = 2\n"
+        "[data]\nusers = 6\nrecords = 60\nfeatures = 4\nclasses = 3\n[plan]\nlocal_steps = 2\n"
     )
     result = run(config, ["plan.rounds=3"], out=tmp_path / "run")
     again = run(TABLES, {"plan.rounds": 3, "plan.evaluate_every": 10}, out=tmp_path / "again")

@@ -118,7 +118,7 @@ def test_weights_have_a_name_and_are_checked() -> None:
 
 def test_weights_in_a_configuration_by_name(tmp_path: Path) -> None:
     tables = {
-        "data": {"users": 4, "records": 60, "dimension": 4, "classes": 3},
+        "data": {"users": 4, "records": 60, "features": 4, "classes": 3},
         "task": {"class_weights": {"1": 2.5, "2": 0.5}, "metrics": ["balanced_accuracy"]},
         "plan": {"rounds": 2, "local_steps": 2, "user_ratio": 0.5},
     }

@@ -16,7 +16,7 @@ SMALL = """
 [data]
 users = 5
 records = 40
-dimension = 4
+features = 4
 classes = 3
 [plan]
 rounds = 2

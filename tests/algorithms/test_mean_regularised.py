@@ -285,7 +285,7 @@ def test_like_users_are_pulled_more_than_unlike_ones():
 
 
 TABLES = {
-    "data": {"users": 6, "records": 40, "dimension": 4, "classes": 3},
+    "data": {"users": 6, "records": 40, "features": 4, "classes": 3},
     "algorithm": {"name": "scaffold-balanced"},
     "plan": {
         "rounds": 6,

@@ -520,7 +520,7 @@ SUM = """
 [data]
 users = 6
 records = 30
-dimension = 3
+features = 3
 classes = 2
 [plan]
 rounds = 2
@@ -577,11 +577,9 @@ sites = ["one", "two"]
 """
 SERVED = """
 [schema]
-features = 3
-classes = 2
-columns = ["age", "height", "weight"]
+features = ["age", "height", "weight"]
 label = "ill"
-class_names = ["no", "yes"]
+classes = ["no", "yes"]
 [plan]
 learning_rate = 0.5
 rounds = 2
@@ -597,11 +595,9 @@ STATUS = """
 """
 MAIL = """
 [schema]
-features = 2
-classes = 2
-columns = ["age", "weight"]
+features = ["age", "weight"]
 label = "ill"
-class_names = ["no", "yes"]
+classes = ["no", "yes"]
 [privacy]
 epsilon = 0.9
 delta = 1e-6

@@ -131,14 +131,14 @@ def test_every_key_of_a_deployment_is_there_and_its_example_is_accepted(tmp_path
 
 
 #: What a schema says of a number to predict, in place of classes.
-NUMBER = {"classes": 0, "class_names": [], "low": 0.0, "high": 60.0}
+NUMBER = {"classes": 0, "low": 0.0, "high": 60.0}
 
 
 @pytest.mark.parametrize("table", ["schema", "deploy", "facts", "tune", "evaluate"])
 def test_examples_of_the_other_tables_are_accepted(table, tmp_path):
     """Each key alone, next to what it needs."""
-    base = {"features": 4, "classes": 2, "columns": ["age", "pressure", "sex"]}
-    base |= {"categories": {"sex": ["f", "m"]}, "label": "readmitted", "class_names": ["no", "yes"]}
+    base = {"features": ["age", "pressure", "sex"], "categories": {"sex": ["f", "m"]}}
+    base |= {"label": "readmitted", "classes": ["no", "yes"]}
     entries = [key for key in FOUND if key.table == table]
     assert entries
     for key in entries:

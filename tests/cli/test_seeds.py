@@ -13,7 +13,7 @@ TABLES = """
 [data]
 users = 6
 records = 60
-dimension = 4
+features = 4
 classes = 3
 
 [plan]

@@ -117,12 +117,10 @@ def test_exported_models_know_the_spellings(tmp_path: Path) -> None:
 
 def test_deployed_sites_read_spellings_alike(tmp_path: Path) -> None:
     rows = SchemaSettings(
-        features=3,
-        classes=2,
-        columns=("age", "ward"),
+        features=("age", "ward"),
         categories={"ward": ("A", "B")},
         label="ready",
-        class_names=("no", "yes"),
+        classes=("no", "yes"),
         values=SPELLINGS,
     )
     found = []
@@ -341,7 +339,7 @@ def test_a_site_without_the_label_is_refused(tmp_path, monkeypatch) -> None:
 
 
 def test_a_deployed_site_may_lack_a_column_that_the_schema_says_it_may(tmp_path: Path) -> None:
-    rows = {"features": 2, "classes": 2, "columns": ("a", "b"), "class_names": ("n", "y")}
+    rows = {"features": ("a", "b"), "classes": ("n", "y")}
     (tmp_path / "d.csv").write_text("a,label\n1,y\n2,n\n")
     table_ = {"source": "csv", "path": "d.csv"}
     found = read_records(table_, tmp_path, SchemaSettings(**rows, absent=("b",), missing=7.0))

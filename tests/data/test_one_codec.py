@@ -154,8 +154,8 @@ def test_six_readers_read_a_table_identically(tmp_path_factory, table):
     np.testing.assert_array_equal(layer(torch.from_numpy(cells)).numpy(), features, "module")
 
     rows = SchemaSettings(
-        features=5, classes=2, columns=COLUMNS, categories={"sex": SEXES}, label="ill",
-        class_names=CLASSES, missing=FILL, na_values=NA_STRINGS, values=SPELLINGS,
+        features=COLUMNS, categories={"sex": SEXES}, label="ill",
+        classes=CLASSES, missing=FILL, na_values=NA_STRINGS, values=SPELLINGS,
         dates={"born": FORMS},
     )  # fmt: skip
     site = read_records({"source": "csv", "path": "d.csv", **written}, folder, rows)
@@ -291,10 +291,10 @@ def test_a_site_reads_blocks_of_lines_as_it_reads_lines(tmp_path_factory, file, 
     if own:
         data["na_values"] = {"stay": ["-9"]}
     rows = SchemaSettings(
-        features=4, classes=2, columns=("age", "stay", "sex"), categories={"sex": ("f", "m")},
-        label="ill", class_names=("nein", "ja"), missing=FILL,
+        features=("age", "stay", "sex"), categories={"sex": ("f", "m")},
+        label="ill", classes=("nein", "ja"), missing=FILL,
     )  # fmt: skip
-    counted = rows.changed(classes=0, class_names=(), low=-5.0, high=5.0)
+    counted = rows.changed(classes=0, low=-5.0, high=5.0)
     for schema in (rows, counted):
         found = []
         for by_line in (False, True):
@@ -325,8 +325,8 @@ def test_arrow_reads_the_blocks_that_are_plain(tmp_path, monkeypatch):
         lambda reader, lines: read.append(len(lines)) or slow(reader, lines),
     )
     rows = SchemaSettings(
-        features=4, classes=2, columns=("age", "stay", "sex"), categories={"sex": ("f", "m")},
-        label="ill", class_names=("nein", "ja"),
+        features=("age", "stay", "sex"), categories={"sex": ("f", "m")},
+        label="ill", classes=("nein", "ja"),
     )  # fmt: skip
     site = read_records({"source": "csv", "path": "d.csv"}, tmp_path, rows)
     assert len(site) == 802 and int(site.used.sum()) == 801
@@ -337,8 +337,6 @@ def test_arrow_reads_the_blocks_that_are_plain(tmp_path, monkeypatch):
 def test_a_cell_that_arrow_alone_takes_for_a_number(tmp_path, cell):
     """The codec does not: the record counts and contributes nothing, whoever reads the block."""
     (tmp_path / "d.csv").write_text(f"age,ill\n31,ja\n{cell},ja\n58,nein\n")
-    rows = SchemaSettings(
-        features=1, classes=2, columns=("age",), label="ill", class_names=("nein", "ja")
-    )
+    rows = SchemaSettings(features=("age",), label="ill", classes=("nein", "ja"))
     site = read_records({"source": "csv", "path": "d.csv"}, tmp_path, rows)
     assert site.used.tolist() == [True, False, True], site.notes

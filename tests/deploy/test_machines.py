@@ -24,11 +24,9 @@ PAGE = Path(__file__).parents[2] / "docs" / "deploy.md"
 SITES = ("north", "east", "south")
 PLAN = """
 [schema]
-features = 2
-classes = 2
-columns = ["age", "pressure"]
+features = ["age", "pressure"]
 label = "ill"
-class_names = ["no", "yes"]
+classes = ["no", "yes"]
 [plan]
 learning_rate = 0.5
 rounds = 2

@@ -437,12 +437,10 @@ def test_nothing_at_the_server_tells_a_size_with_a_user_as_unit(tmp_path, algori
 
 PLAN = f"""
 [schema]
-features = 4
-classes = 2
-columns = ["age", "sex", "bmi"]
+features = ["age", "sex", "bmi"]
 categories = {{ sex = ["f", "m"] }}
 label = "ill"
-class_names = ["no", "yes"]
+classes = ["no", "yes"]
 missing = -1.0
 {OFFERED}"""
 

@@ -228,8 +228,8 @@ def test_sizes_are_not_named_where_a_user_is_the_unit(tmp_path):
 def test_a_test_file_with_a_broken_line_is_refused(tmp_path):
     """The server's own file: it is said with its line."""
     table = '[evaluate]\nsource = "csv"\npath = "test.csv"\n'
-    schema = 'columns = ["a", "b", "c"]\nlabel = "y"\nclass_names = ["0", "1"]\n'
-    text = PLAN.replace("classes = 2\n", f"classes = 2\n{schema}") + table
+    schema = 'features = ["a", "b", "c"]\nlabel = "y"\nclasses = ["0", "1"]\n'
+    text = PLAN.replace("features = 3\nclasses = 2\n", schema) + table
     settings = load_served(plan(tmp_path, text))
     (tmp_path / "test.csv").write_text("a,b,c,y\n1,2,3,1\n4,5,6,0\n")
     assert settings.scorer(tmp_path) is not None
@@ -310,7 +310,7 @@ def test_preparation_is_by_public_constants(tmp_path):
 def test_a_number_may_be_the_target(tmp_path):
     """Labels are on the scale of the range; one beyond an end counts as the end, and a record
     without one contributes nothing."""
-    rows = SchemaSettings(features=1, classes=0, columns=("a",), label="y", low=-5.0, high=5.0)
+    rows = SchemaSettings(features=("a",), classes=0, label="y", low=-5.0, high=5.0)
     records = read_records(written(tmp_path, "a,y\n1,2.5\n2,\n3,99\n"), tmp_path, rows)
     assert records.labels.tolist() == [0.5, 0.0, 1.0]
     assert records.used.tolist() == [True, False, True]
@@ -399,12 +399,10 @@ def test_a_table_in_other_codes_fails_the_check(tmp_path):
     (site.parent / "d.csv").write_text(GERMAN + "\n")
     schema = """
 [schema]
-features = 4
-classes = 2
-columns = ["age", "sex", "bmi"]
+features = ["age", "sex", "bmi"]
 categories = { sex = ["f", "m"] }
 label = "ill"
-class_names = ["no", "yes"]
+classes = ["no", "yes"]
 """
     offer = ("--offline", "--offer", plan(tmp_path, schema + OFFERED))
     result = said("site", "check", site, *offer)

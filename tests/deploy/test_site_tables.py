@@ -11,7 +11,7 @@ from refusals import refuses
 
 from dpscaffold.deployment.site.reading import broken_lines, check_data_table, read_records
 
-ROWS = TABLE.changed(categories={"sex": ("männlich", "weiblich")}, class_names=("nein", "ja"))
+ROWS = TABLE.changed(categories={"sex": ("männlich", "weiblich")}, classes=("nein", "ja"))
 GERMAN = {"source": "csv", "path": "d.csv", "delimiter": ";", "decimal": ",", "na_values": ["-9"]}
 TEXT = (
     "id;sex ;ill;age;bmi\n1; männlich;ja ;31,5;1.020,25\n2;weiblich;nein;-9;20\n3;;ja;?;-9,0\n"
@@ -69,7 +69,7 @@ cells = st.sampled_from(
 )
 dates = st.sampled_from(["31.12.2020", "31.02.2020", "2020-01-01 99:00:00", "0.0.0"])
 DATED = ROWS.changed(
-    features=5, columns=("age", "sex", "bmi", "born"), dates={"born": ("%d.%m.%Y", "%Y-%m-%d")}
+    features=("age", "sex", "bmi", "born"), dates={"born": ("%d.%m.%Y", "%Y-%m-%d")}
 )
 lines = st.lists(cells | dates, min_size=5, max_size=7).map(";".join)
 

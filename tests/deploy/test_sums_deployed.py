@@ -143,12 +143,10 @@ def labels_of(world):
 
 PLAN = """
 [schema]
-features = 4
-classes = 2
-columns = ["age", "sex", "bmi"]
+features = ["age", "sex", "bmi"]
 categories = { sex = ["f", "m"] }
 label = "ill"
-class_names = ["no", "yes"]
+classes = ["no", "yes"]
 [algorithm]
 name = "fedavg"
 [plan]

@@ -62,12 +62,10 @@ LOOSE = {
 
 #: How a table of people is read by an offer.
 TABLE = SchemaSettings(
-    features=4,
-    classes=2,
-    columns=("age", "sex", "bmi"),
+    features=("age", "sex", "bmi"),
     categories={"sex": ("f", "m")},
     label="ill",
-    class_names=("no", "yes"),
+    classes=("no", "yes"),
     missing=-1.0,
 )
 

@@ -346,7 +346,7 @@ def test_the_command_keeps_the_two_adversaries_apart(tmp_path):
         ({"metric": "log_loss", "score_bound": 0.0}, "tune.score_bound is 0"),
         ({"grid": {"privacy.noise": [0.0, 4.0]}}, "trains without noise"),
         ({"grid": {"privacy.sampling": ["fixed", "poisson"]}}, "same unit and sampling"),
-        ({"public": {"users": 3, "records": 40, "dimension": 7}}, "leave one of them out"),
+        ({"public": {"users": 3, "records": 40, "features": 7}}, "leave one of them out"),
     ],
 )
 def test_what_cannot_be_private_is_refused_in_one_sentence(tmp_path, keys, said):
@@ -370,7 +370,7 @@ def test_without_privacy_or_of_another_kind_there_is_nothing_to_choose_privately
     settings, table = parse_tuning(TOY | sizes | more | {"tune": PRIVATE})
     with refuses("neighbours-not-proved"):
         tune_privately(settings, table, CPU)
-    other = {"public": {"users": 3, "records": 40, "dimension": 7}, "trials": 10.0}
+    other = {"public": {"users": 3, "records": 40, "features": 7}, "trials": 10.0}
     settings, table = parse_tuning(TOY | {"tune": other})
     with refuses("public-records-differ: 7 features"):
         tune_privately(settings, table, CPU)

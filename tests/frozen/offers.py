@@ -108,10 +108,14 @@ def _derived(given: Mapping[str, Any], policy: Policy) -> Terms:
 
 
 def _steps_of_today(offer: Mapping[str, Any]) -> Said:
-    """The offer, with fitted steps by the name that they have now, and public constants as those of
-    a step with public statistics. Keys that a step did not use are left out."""
-    prepare = [_step_of_today(step) for step in offer["rows"]["prepare"]]
-    made = {**offer, "rows": {**offer["rows"], "prepare": prepare}}
+    """The offer, with columns and classes by name or by number, fitted steps by the name that they
+    have now, and public constants as those of a step with public statistics. Keys that a step did
+    not use are left out."""
+    rows = dict(offer["rows"])
+    rows["features"] = rows.pop("columns", ()) or rows["features"]
+    rows["classes"] = rows.pop("class_names", ()) or rows["classes"]
+    rows["prepare"] = [_step_of_today(step) for step in rows["prepare"]]
+    made = {**offer, "rows": rows}
     if "fit" in offer:
         made["fit"] = _step_of_today(offer["fit"])
     return made

@@ -185,10 +185,8 @@ def test_the_first_five_lines_say_what_why_and_what_to_expect():
 
 SERVER = """
 [schema]
-features = 3
-classes = 2
-columns = ["a", "b", "c"]
-class_names = ["no", "yes"]
+features = ["a", "b", "c"]
+classes = ["no", "yes"]
 prepare = [{ step = "clip-norm", norm = 2.0 }]
 [plan]
 rounds = 8

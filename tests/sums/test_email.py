@@ -43,11 +43,9 @@ from dpscaffold.sums.site import make_keys, make_sums, read_sums_site
 NAMES = ("north", "south", "west")
 PLAN = """
 [schema]
-features = 2
-classes = 2
-columns = ["age", "pressure"]
+features = ["age", "pressure"]
 label = "ill"
-class_names = ["no", "yes"]
+classes = ["no", "yes"]
 prepare = [{{ step = "standardise", fit = "public", mean = [50.0, 130.0], deviation = 50.0 }}]
 
 [privacy]

@@ -14,11 +14,9 @@ from dpscaffold.runs.ledger import read_account
 #: Two sites that mask their sums.
 MAIL = """
 [schema]
-features = 2
-classes = 2
-columns = ["age", "dose"]
+features = ["age", "dose"]
 label = "ill"
-class_names = ["0", "1"]
+classes = ["0", "1"]
 [privacy]
 epsilon = 0.4
 delta = 1e-6

@@ -346,7 +346,7 @@ CONFIG = """
 [data]
 users = 6
 records = 40
-dimension = 4
+features = 4
 classes = 3
 [plan]
 rounds = 4

@@ -224,7 +224,7 @@ def test_a_ridge_regression_of_numbers_is_personalised_in_its_own_units() -> Non
 
 
 TABLES = {
-    "data": {"users": 4, "records": 30, "dimension": 4, "classes": 3},
+    "data": {"users": 4, "records": 30, "features": 4, "classes": 3},
     "plan": {"rounds": 2, "local_steps": 2, "user_ratio": 1.0},
     "privacy": {"epsilon": 5.0},
     "personal": {"kind": "fine-tune"},

@@ -283,7 +283,7 @@ def test_private_tuning_bounds_errors_in_points() -> None:
 
 
 def test_sites_are_told_the_range_and_offers_without_one_stay_as_they_were() -> None:
-    rows = SchemaSettings(features=2, classes=0, columns=("a", "b"), label="y", low=0.0, high=60.0)
+    rows = SchemaSettings(features=("a", "b"), classes=0, label="y", low=0.0, high=60.0)
     assert rows.target == Target("number", low=0, high=60)
     assert {"low", "high"} <= set(rows.model_dump())
     offer = Offer.model_validate(
@@ -330,7 +330,7 @@ def test_a_number_without_a_range_is_refused_before_a_record_is_read(
 )
 def test_a_schema_of_a_number_needs_a_range(more: dict[str, Any], said: str) -> None:
     with pytest.raises(Exception, match=said):
-        SchemaSettings(features=1, columns=("a",), label="y", **more)
+        SchemaSettings(features=("a",), label="y", **more)
 
 
 def test_targets_check_their_range() -> None:

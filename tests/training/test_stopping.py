@@ -104,7 +104,7 @@ TABLES = """
 [data]
 users = 8
 records = 60
-dimension = 4
+features = 4
 classes = 3
 [plan]
 rounds = 40

@@ -22,11 +22,11 @@ from pydantic import (
 
 from dpscaffold.data.meanings import (
     Alike,
-    Classes,
     CsvFormat,
     Ends,
     Meanings,
     PathText,
+    Shape,
     Sourced,
     Stored,
     Users,
@@ -63,7 +63,7 @@ class _Data(Sourced):
     """The share of each user's records that is kept for testing. Example: ``0.25``"""
 
 
-class Synthetic(_Data, Users, Classes):
+class Synthetic(_Data, Users, Shape):
     """The paper's synthetic federation; ``records`` counts train and test together."""
 
     source: Literal["synthetic"] = "synthetic"
@@ -76,7 +76,7 @@ class Synthetic(_Data, Users, Classes):
     records: int = Field(default=5000, ge=2)
     """R, the number of records of each user, train and test together. By default all records are
     used. Example: ``1000``"""
-    dimension: int = Field(default=40, ge=1)
+    features: int = Field(default=40, ge=1)
     """d, the number of features. Example: ``20``"""
     classes: int = Field(default=10, ge=2)
     """The number of classes. Example: ``4``"""

@@ -95,7 +95,8 @@ def load_federation(
 def _load(settings: Any, notify: Notify | None, release: bool) -> Federation:
     if isinstance(settings, Synthetic):
         _check_size(settings)
-        return synthetic(**settings.model_dump(exclude={"source", "declared_sizes"}))
+        given = settings.model_dump(exclude={"source", "declared_sizes", "features"})
+        return synthetic(**given, dimension=settings.features)
     if isinstance(settings, Saved):
         return load(Path(settings.path).expanduser())
     return federation_of_pool(read_pool(settings), settings, notify, release)
@@ -170,7 +171,7 @@ def _assembled(
 
 def _check_size(settings: Synthetic) -> None:
     """Refuse synthetic data that this machine cannot hold, before trying."""
-    needed = 4 * settings.users * settings.records * (settings.dimension + 1)
+    needed = 4 * settings.users * settings.records * (settings.features + 1)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > memory:
         raise BadInput(

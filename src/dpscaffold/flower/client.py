@@ -101,7 +101,7 @@ class OwnModel:
     def check(self) -> None:
         """Refuse a module that cannot be trained record by record, whatever a record holds."""
         rows, task = self.rows, self.task()
-        columns = tuple(str(j) for j in range(rows.features))
+        columns = tuple(map(str, range(rows.width)))
         check_task(task, Schema(columns, (), rows.target, (), rows.dimension), 0)
 
     @property
@@ -439,7 +439,7 @@ def records_of(given: Any, model: OwnModel) -> SiteRecords:
     features, used = torch.zeros(len(items), width), torch.zeros(len(items), dtype=torch.bool)
     labels = torch.zeros(len(items), dtype=torch.long if rows.classes else torch.float32)
     for place in range(len(items)):
-        read = _record(items, place, model.shape, rows.classes)
+        read = _record(items, place, model.shape, rows.class_count)
         if read is not None:
             features[place], labels[place], used[place] = read[0], read[1], True
     lost = len(items) - int(used.sum())

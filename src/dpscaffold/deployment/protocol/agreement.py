@@ -63,22 +63,18 @@ class SchemaSettings(Meanings, Ends, ConfigTable):
     contributes nothing: what a record contains never decides whether the table is accepted.
     """
 
-    features: int = Field(ge=1)
-    """The number of features of a row before preparation: one per column, and one per value of a
-    categorical column. Example: ``4``"""
-    classes: int = Field(ge=0)
-    """The number of classes; 0 if the label is a number. Value: an integer, 2 or more, or 0.
-    Example: ``2``"""
-    columns: tuple[str, ...] = ()
-    """The columns to learn from, in order. Leave it out for .npz files, which contain the features.
-    Example: ``["age", "pressure", "sex"]``"""
+    features: Annotated[int, Field(ge=1)] | Annotated[tuple[str, ...], Field(min_length=1)]
+    """The columns to learn from, in order; for .npz files, which contain the features, their
+    number. Value: a list of strings, or an integer, 1 or more. Example:
+    ``["age", "pressure", "sex"]``"""
+    classes: Annotated[int, Field(ge=0)] | Annotated[tuple[str, ...], Field(min_length=2)]
+    """The class labels in order; for .npz files their number, and 0 if the label is a number. A
+    record with another label, or none, is counted but contributes nothing. Value: a list of
+    strings, or an integer, 2 or more, or 0. Example: ``["no", "yes"]``"""
     categories: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     """The values of each categorical column, known beforehand. A value that is not listed is
     encoded as zeros. Value: a table of lists of strings. Example: ``{ sex = ["f", "m"] }``"""
     label: str = "label"
-    class_names: tuple[str, ...] = ()
-    """The class labels in order. A record with another label, or none, is counted but contributes
-    nothing. Example: ``["no", "yes"]``"""
     missing: float = Field(default=0.0, allow_inf_nan=False)
     """The value that replaces a missing number. A record with a value that is not a number is
     counted but contributes nothing. Value: a finite number. Example: ``-1.0``"""
@@ -86,6 +82,21 @@ class SchemaSettings(Meanings, Ends, ConfigTable):
     """Preprocessing steps with public statistics or private fits, in order; the noise of a private
     step is that of each site's sum. Value: names or tables of steps, as in data.preprocess.
     Example: ``["hog:28x28", { step = "clip-norm", norm = 3.0 }]``"""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of the columns; none where the records are arrays."""
+        return self.features if isinstance(self.features, tuple) else ()
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The labels of the classes; none where they are numbered, or the label is a number."""
+        return self.classes if isinstance(self.classes, tuple) else ()
+
+    @property
+    def class_count(self) -> int:
+        """How many classes there are; 0 where the label is a number."""
+        return self.classes if isinstance(self.classes, int) else len(self.classes)
 
     @property
     def dimension(self) -> int:
@@ -104,7 +115,7 @@ class SchemaSettings(Meanings, Ends, ConfigTable):
     @property
     def widths(self) -> tuple[int, ...]:
         """The number of features before the first step and after each."""
-        widths = [self.features]
+        widths = [self.width]
         for step in self.prepare:
             widths.append(width_after(step, widths[-1]))
         return tuple(widths)
@@ -121,7 +132,7 @@ class SchemaSettings(Meanings, Ends, ConfigTable):
         """What is predicted."""
         if self.classes == 0:
             return Target("number", (), self.low, self.high)
-        return Target("class", self.class_names or Target.numbered(self.classes).classes)
+        return Target("class", self.class_names or Target.numbered(self.class_count).classes)
 
     @property
     def na_strings(self) -> NaStrings:
@@ -131,7 +142,7 @@ class SchemaSettings(Meanings, Ends, ConfigTable):
     @property
     def coding(self) -> Coding:
         """How columns become features, at the sites and in the model of the run."""
-        columns = self.columns or tuple(str(j) for j in range(self.features))
+        columns = self.columns or tuple(map(str, range(self.width)))
         return Coding(
             columns,
             tuple((n, self.categories[n]) for n in columns if n in self.categories),
@@ -150,18 +161,15 @@ class SchemaSettings(Meanings, Ends, ConfigTable):
 
     @property
     def width(self) -> int:
-        """The number of features that the columns make."""
+        """The number of features before preparation: one for each column, and one for each value
+        of a categorical column."""
+        if isinstance(self.features, int):
+            return self.features
         coded = sum(len(values) for values in self.categories.values())
-        return len(self.columns) - len(self.categories) + coded
+        return len(self.features) - len(self.categories) + coded
 
     @model_validator(mode="after")
     def _consistent(self) -> SchemaSettings:
-        if self.columns and self.width != self.features:
-            raise BadInput(
-                "schema-mismatch",
-                f"schema.features is {self.features}, and the columns make {self.width}; they must "
-                f"agree",
-            )
         refuse_declared(self.na_strings, self.categories, {self.label: self.class_names})
         self.spellings.require(
             (*([self.label] if self.classes else ()), *self.categories), "schema.values"
@@ -175,7 +183,7 @@ class SchemaSettings(Meanings, Ends, ConfigTable):
         if len(set(self.columns)) != len(self.columns) or self.label in self.columns:
             raise BadInput(
                 "column-named-twice",
-                "schema.columns names a column twice, or the label among the features",
+                "schema.features names a column twice, or the label among the features",
             )
         return self
 
@@ -244,11 +252,10 @@ class SchemaSettings(Meanings, Ends, ConfigTable):
                 f"schema.low and schema.high are the range of a number, and schema.classes is "
                 f"{self.classes}; leave them out, or set classes = 0",
             )
-        if self.class_names and len(set(self.class_names)) != self.classes:
+        if len(set(self.class_names)) < len(self.class_names):
             raise BadInput(
                 "count-differs",
-                f"schema.class_names has {len(set(self.class_names))} different names for "
-                f"{self.classes} classes",
+                f"schema.classes is {list(self.class_names)}; name every class once",
             )
 
 

@@ -36,7 +36,7 @@ def roster_of(offer: Offer, enrolled: EnrolledRun) -> Roster:
     """
     rows, users = offer.rows, len(enrolled.names)
     sizes = enrolled.sizes or (math.ceil(1 / offer.plan.data_ratio),) * users
-    columns = rows.columns or tuple(str(j) for j in range(rows.features))
+    columns = rows.columns or tuple(map(str, range(rows.width)))
     coded = tuple(rows.categories.items())
     described = Schema(columns, coded, rows.target, offer.steps(users), rows.dimension)
     title = f"{users} sites"

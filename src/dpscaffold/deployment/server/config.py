@@ -111,7 +111,7 @@ class ServerConfiguration(ConfigTable):
 
     def public_facts(self) -> FactsSettings:
         """What ``[schema]`` and ``[deploy]`` say for a plan; ``[facts]`` adds what they do not."""
-        found: dict[str, Any] = {"features": self.rows.features, "classes": self.rows.classes}
+        found: dict[str, Any] = {"features": self.rows.width, "classes": self.rows.class_count}
         sizes = list((self.deploy.records or {}).values())
         if sizes:
             found["users"] = len(sizes)

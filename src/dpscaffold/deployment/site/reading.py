@@ -218,15 +218,15 @@ def _from_npz(path: Path, schema: SchemaSettings) -> tuple[np.ndarray, np.ndarra
             f"{labels.shape} ({labels.dtype}); give numbers of shape (records, features) and "
             f"(records,)",
         )
-    if features.shape[1] != schema.features:
+    if features.shape[1] != schema.width:
         raise BadInput(
-            "wrong-column-count", f"{path} has {features.shape[1]} features, not {schema.features}"
+            "wrong-column-count", f"{path} has {features.shape[1]} features, not {schema.width}"
         )
     faults, labels = UnusedRecords(), labels.astype(np.float64)
     large = ~(np.abs(features.astype(np.float64)) <= _LARGEST).all(1)
     faults.add("a feature is not a finite number", np.flatnonzero(large))
     if schema.classes:
-        known = np.isin(labels, np.arange(schema.classes))
+        known = np.isin(labels, np.arange(schema.class_count))
     else:
         known = np.abs(labels) <= _LARGEST
     faults.add(_no_label(schema, "the label"), np.flatnonzero(~known))

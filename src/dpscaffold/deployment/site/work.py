@@ -314,7 +314,7 @@ def accepted_names(raw: Mapping[str, Any], policy: Policy) -> Offer:
 
 def build_task(offer: Offer, policy: Policy) -> Task:
     """The task in the schema's shape, not larger than the policy allows."""
-    widest = max(offer.rows.features, offer.rows.dimension, offer.rows.classes, offer.task.hidden)
+    widest = max(offer.rows.width, offer.rows.dimension, offer.rows.class_count, offer.task.hidden)
     if offer.task.kind != "module" and widest > policy.max_parameters:
         raise Refused("policy-model", f"{widest} is more than {policy.max_parameters} parameters")
     try:
