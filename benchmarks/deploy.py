@@ -52,7 +52,7 @@ POLICY = {
     "epsilon": "100000.0",
     "delta": "1e-2",
     "max_runs": "4",
-    "unprotected": "true",
+    "units": '["record", "none"]',
     "max_parameters": "100_000_000",
     "algorithms": '["scaffold", "fedavg", "scaffold-balanced"]',
 }
@@ -101,8 +101,8 @@ def plan_of(parameters: int, rounds: int, algorithm: str) -> dict:
             "data_ratio": 0.5,
             "evaluate_every": rounds,
         },
-        "privacy": {"clip": 1.0, "noise": 1.0},
-        "deploy": {"rehearsal": True, "deadline": 600.0},
+        "privacy": {"clip": 1.0, "noise": 1.0, "secret": False},
+        "deploy": {"deadline": 600.0},
     }
 
 

@@ -54,7 +54,7 @@ POLICY = {
     "epsilon": "1e6",
     "delta": "1e-2",
     "max_runs": "100",
-    "unprotected": "true",
+    "units": '["record", "none"]',
     "algorithms": '["fedavg"]',
 }
 #: Where a watched process notes what it sends, next to its other files.
@@ -229,7 +229,7 @@ def torture(
     tables = plan_tables(data, rounds)
     voids = 20 * kills + 100
     tables["secure"] = secure_table(sites, voids)
-    tables["deploy"] |= {"rehearsal": True}
+    tables["privacy"] |= {"secret": False}
     out, began = folder / "run", time.monotonic()
     with LocalFederation(folder, data, POLICY, program=PROGRAM) as local:
         confirm(local, voids)

@@ -30,7 +30,7 @@ POLICY = {
     "epsilon": "200.0",
     "delta": "1e-4",
     "max_runs": "4",
-    "unprotected": "true",
+    "units": '["record", "none"]',
 }
 ROUNDS = 15
 
@@ -52,8 +52,8 @@ def demo_tables(rounds: int = ROUNDS, rehearsal: bool = True) -> dict[str, dict[
         "schema": {"features": 40, "classes": 10},
         "algorithm": {"name": DEFAULT},
         "plan": plan | {"data_ratio": 0.2, "learning_rate": 0.5, "evaluate_every": 10},
-        "privacy": {"clip": 1.0, "noise": 10.0},
-        "deploy": {"rehearsal": rehearsal, "deadline": 300.0},
+        "privacy": {"clip": 1.0, "noise": 10.0, "secret": not rehearsal},
+        "deploy": {"deadline": 300.0},
     }
 
 

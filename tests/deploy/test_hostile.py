@@ -39,7 +39,6 @@ STRICT = {
     "max_runs": 2,
     "max_local_steps": 5,
     "units": ("record",),
-    "unprotected": False,
 }
 
 
@@ -184,8 +183,7 @@ def test_a_stricter_policy_counts_at_once_and_a_looser_one_does_not(world):
     assert codes[-1] == "budget-spent" and world.count("north") == cap.participations
 
 
-#: A stricter value of every number of the policy, and the code of the next answer. A run of other
-#: privacy is named where the value does not concern one with secret noise.
+#: A stricter value of every number of the policy, and the code of the next answer.
 STRICTER = {
     "epsilon": (1e-3, "budget-spent"),
     "delta": (1e-11, "budget-spent"),
@@ -194,11 +192,9 @@ STRICTER = {
     "algorithms": (("fedavg",), "policy-algorithm"),
     "tasks": (("mlp",), "policy-model"),
     "max_parameters": (14, "policy-model"),
-    "unprotected": (False, "policy-unprotected"),
     "max_runs": (1, "budget-spent"),
     "approval": ("each-run", "awaiting-approval"),
 }
-OTHERWISE = {"unprotected": None}
 
 
 def test_every_number_of_the_policy_is_in_the_table():
@@ -206,11 +202,13 @@ def test_every_number_of_the_policy_is_in_the_table():
     assert {*STRICTER, "preparation"} == set(Policy.model_fields)
 
 
-@pytest.mark.parametrize("name", STRICTER)
-def test_every_stricter_number_counts_from_the_next_message(tmp_path, name):
+@pytest.mark.parametrize(
+    ("name", "privacy"), [*((name, SECRET) for name in STRICTER), ("units", None)]
+)
+def test_every_stricter_number_counts_from_the_next_message(tmp_path, name, privacy):
     value, code = STRICTER[name]
-    loose = STRICT | {"unprotected": True}
-    privacy = OTHERWISE.get(name, SECRET)
+    code = "policy-unprotected" if privacy is None else code
+    loose = STRICT | {"units": ("record", "none")}
     world = World(tmp_path, "scaffold", privacy=privacy, policy=loose, rounds=8, user_ratio=1.0)
     if name == "max_runs":  # one run is reserved before this one
         offer_to(world.post, EnrolledRun.fresh(world.enrolled.offer, world.names))

@@ -302,7 +302,7 @@ POLICIES = {
     "loose": {},
     "tight": {"epsilon": 0.35, "delta": 1e-6, "max_runs": 1},
     "none": {"epsilon": 1e-6},
-    "protected": {"unprotected": False},
+    "protected": {"units": ("record", "user")},
 }
 
 

@@ -247,7 +247,7 @@ def test_noise_is_secret_unless_it_is_a_rehearsal(tmp_path):
     settings = load_served(plan(tmp_path))
     assert settings.offer().privacy.secret is True
     assert settings.resolved()["privacy"]["secret"] is True
-    rehearsal = load_served(plan(tmp_path), ["deploy.rehearsal=true"])
+    rehearsal = load_served(plan(tmp_path), ["privacy.secret=false"])
     assert rehearsal.offer().privacy.secret is False
 
 

@@ -65,7 +65,7 @@ def test_each_rule_has_its_code(changed, code):
 
 
 def test_what_the_file_allows_is_allowed():
-    loose = POLICY.model_copy(update={"unprotected": True})
+    loose = POLICY.model_copy(update={"units": ("record", "none")})
     assert reason(loose, replace(TERMS, mechanism=None)) == ""
     assert reason(loose, replace(TERMS, mechanism=SECRET.changed(secret=False))) == ""
     users = POLICY.model_copy(update={"units": ("user",)})

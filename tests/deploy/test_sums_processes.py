@@ -101,8 +101,8 @@ def test_ridge_regression_in_one_round_plain_and_secure(tmp_path):
     tables = {
         "schema": {"features": 8, "classes": 3},
         "algorithm": {"name": "ridge"},
-        "privacy": {"clip": 1.0, "noise": 10.0, "sampling": "poisson"},
-        "deploy": {"rehearsal": True, **PATIENT, "records": sizes},
+        "privacy": {"clip": 1.0, "noise": 10.0, "sampling": "poisson", "secret": False},
+        "deploy": {**PATIENT, "records": sizes},
     }
     secure = {"colluders": 1, "least": 3, "voids": 5}
     runs = {"plain": tables, "secure": tables | {"secure": secure}}

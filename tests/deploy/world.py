@@ -55,9 +55,8 @@ LOOSE = {
     "epsilon": 1e6,
     "delta": 1e-2,
     "max_runs": 10,
-    "units": ("record", "user"),
+    "units": ("record", "user", "none"),
     "algorithms": tuple(ALGORITHMS),
-    "unprotected": True,
 }
 
 #: How a table of people is read by an offer.

@@ -142,7 +142,7 @@ def _policy(given: Mapping[str, Any]) -> Policy:
     known = {k: v for k, v in old.items() if k in Policy.model_fields}
     if old.get("run_epsilon") is not None:
         known["epsilon"] = min(1e6, old["run_epsilon"] * old["max_runs"])
-    known["unprotected"] = old[open_to]
+    known["units"] = (*old["units"], *["none"] * old[open_to])
     return Policy(**known).with_secure(None if sums is None else SecurePolicy(**sums))
 
 

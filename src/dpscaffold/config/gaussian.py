@@ -90,7 +90,8 @@ class NoisedStep(RunTable):
     """What is protected: one record, or all records of one user. Example: ``"user"``"""
     secret: bool = False
     """Whether batches and noise are drawn from the operating system instead of plan.seed. Only this
-    gives a real guarantee. Example: ``true``"""
+    gives a real guarantee. In a server's plan the default is true; false is for public data, to
+    compare a run with the simulator. Example: ``true``"""
 
     @model_validator(mode="after")
     def _clips(self) -> Self:

@@ -64,9 +64,6 @@ class DeploySettings(Sizes, ConfigTable):
     quorum: int = Field(default=1, ge=1)
     """The smallest number of answers; with fewer, a round is void and is repeated, three times at
     most. Example: ``2``"""
-    rehearsal: bool = False
-    """Whether participants, batches and noise are drawn from plan.seed, as in the simulator: for
-    public data, without privacy. Example: ``true``"""
     records: dict[str, Annotated[int, Field(ge=1)]] | None = None
     """The sites' public sizes by name, for privacy.epsilon. The noise is solved for them, and the
     run does not begin if the sites have other sizes. With unit 'user', which hides sizes, give 1
@@ -123,7 +120,7 @@ class ServerConfiguration(ConfigTable):
         return FactsSettings.model_validate({"row_norm": norm, **given, **found})
 
     def offer(self) -> Offer:
-        """What is offered to the sites; noise is secret unless this is a rehearsal."""
+        """What is offered to the sites; noise is secret unless the plan says that it is not."""
         from dpscaffold.deployment.server.agreed import trial_of
 
         # Sizes are not known yet; everything else can be refused here, before anybody is asked.
@@ -181,7 +178,8 @@ class ServerConfiguration(ConfigTable):
 
         if self.privacy is None:
             return None
-        kept = {"secret": not self.deploy.rehearsal, "release": None}
+        asked = self.privacy.secret or "secret" not in self.privacy.model_fields_set
+        kept = {"secret": asked, "release": None}
         if self.privacy.epsilon is None:
             return self.privacy.changed(**kept)
         given = self.privacy.changed(epsilon=None, noise=1.0, **kept)

@@ -44,11 +44,10 @@ _POLICY = {
     "delta": ("1e-6", "likewise"),
     "max_runs": ("10", "each is granted at most epsilon/max_runs"),
     "max_local_steps": ("100", "K"),
-    "units": ('["record"]', "what is hidden: a record, or a user's whole data"),
+    "units": ('["record"]', 'of protection: also "user", or "none" for public data'),
     "algorithms": (json.dumps(AGREED), "by name, from installed code"),
     "tasks": ('["logistic", "mlp"]', "your own module only by its full name"),
     "max_parameters": ("2_000_000", "of the model"),
-    "unprotected": ("false", "true: also runs that hide nothing (rehearsals), for public data"),
     "preparation": ("true", "centre, standardise, pca by noised sums, each a run within epsilon"),
     "approval": ('"policy"', '"each-run": in addition a person says yes (site approve)'),
 }

@@ -95,9 +95,10 @@ class Policy(_SiteTable):
     """The largest number of runs; one run has ε of at most epsilon/max_runs. Example: ``5``"""
     max_local_steps: int = Field(default=100, ge=1)
     """The largest K that is accepted. Example: ``50``"""
-    units: tuple[Unit, ...] = ("record",)
-    """The accepted units of protection: single records, or all records of this site. Example:
-    ``["record", "user"]``"""
+    units: tuple[Unit | Literal["none"], ...] = ("record",)
+    """The accepted units of protection: single records, or all records of this site. With 'none'
+    runs are accepted, too, that hide nothing: without privacy, or with noise from the plan's seed.
+    That is for public records only. Example: ``["record", "user"]``"""
     algorithms: tuple[str, ...] = AGREED
     """The accepted algorithms, by name, from installed code. Example: ``["scaffold",
     "scaffold-balanced"]``"""
@@ -106,9 +107,6 @@ class Policy(_SiteTable):
     "my_net:make"]``"""
     max_parameters: int = Field(default=2_000_000, ge=1)
     """The largest number of parameters of a model that is accepted. Example: ``100000``"""
-    unprotected: bool = False
-    """Whether runs are accepted that hide nothing: without privacy, or rehearsals, whose noise
-    comes from the plan's seed. For public records only. Example: ``true``"""
     preparation: bool = False
     """Whether servers may fit preparation (centre, standardise, pca) by noised sums over all
     records. Each sum is a run of its own, within epsilon. Example: ``true``"""
@@ -305,7 +303,7 @@ def check_terms(policy: Policy, terms: Terms) -> None:
     'policy-unprotected'
     """
     mechanism = terms.mechanism
-    if not (terms.protected or policy.unprotected):
+    if not (terms.protected or "none" in policy.units):
         raise Refused("policy-unprotected")
     if mechanism is not None:
         _check_query(policy, terms, mechanism)
