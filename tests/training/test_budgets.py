@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from dpscaffold import Gaussian, Plan, fedavg, train
 from dpscaffold.audit.subject import _described
 from dpscaffold.cli import app
-from dpscaffold.config import Secure, make_run, parse
-from dpscaffold.config.budgets import joint_noises, own_noises
+from dpscaffold.config import Secure, make_run, parse, solve_noise
+from dpscaffold.config.budgets import own_noises
 from dpscaffold.data.loading import load_federation
 from dpscaffold.privacy import adversaries, epsilons_by_group, noise_seen, round_up
 from dpscaffold.report.runs import comparison_table, read_run
@@ -75,14 +75,13 @@ def test_weights_by_noise_give_the_mean_of_a_sum_the_least_noise():
     run = replace(
         setting("fedavg", "logistic", "fixed", local_steps=1, user_ratio=1.0, weighting="noise"),
         secure=Secure(1),
-    ).mechanism
-    assert run is not None
-    found = joint_noises(run, BUDGETS.tolist())
+    )
+    found = solve_noise(run, private().epsilon)
     batches = np.array([size // 3 for size in UNEQUAL], dtype=float)
-    weights = np.array(found.weights) / sum(found.weights)
-    common = np.array(found.noises) * weights / batches
+    weights = found.weights.numpy() / found.weights.sum().item()
+    common = np.array(found.privacy.noise_by_user) * weights / batches
     assert common == pytest.approx(common.mean(), rel=1e-3)
-    multipliers = np.array(own_noises(run, BUDGETS.tolist()))
+    multipliers = np.array(own_noises(run.mechanism, BUDGETS.tolist()))
     best = linprog(
         [0.0] * 6 + [1.0],
         A_ub=np.hstack([np.diag(multipliers / batches), np.full((6, 1), -math.sqrt(5))]),

@@ -4,6 +4,8 @@ from .extras import FactsSettings as FactsSettings
 from .extras import StoppingSettings as StoppingSettings
 from .gaussian import Gaussian as Gaussian
 from .gaussian import NoisedStep as NoisedStep
+from .making import make_run as make_run
+from .making import solve_noise as solve_noise
 from .plan import Plan as Plan
 from .reading import checked_facts as checked_facts
 from .reading import load as load
@@ -11,8 +13,6 @@ from .reading import override as override
 from .reading import parse as parse
 from .reading import read_tables as read_tables
 from .run import Run as Run
-from .run import make_run as make_run
-from .run import solve_noise as solve_noise
 from .secure import Secure as Secure
 from .table import ConfigTable as ConfigTable
 from .task import TaskSettings as TaskSettings

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -18,10 +18,10 @@ from dpscaffold.errors import BadInput
 from dpscaffold.privacy import SERVER, adversaries, epsilons_by_group, solve_noise
 from dpscaffold.privacy.accounting import rounded_steps
 from dpscaffold.privacy.mechanism import Group, Mechanism
-from dpscaffold.privacy.numbers import digits_up
 from dpscaffold.privacy.preparation import Cost
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from dpscaffold.federation.roster import Roster
@@ -110,26 +110,16 @@ def heterogeneity_of(clip: float | str) -> float:
     return 0.0 if isinstance(clip, str) else float(clip) ** 2
 
 
-@dataclass(frozen=True)
-class JointNoises:
-    """σ_i of every user of a secure sum, and its weight up to a common factor."""
-
-    noises: tuple[float, ...]
-    weights: tuple[float, ...]
-
-
 def joint_noises(
-    run: Mechanism,
-    epsilons: Sequence[float],
-    costs: Sequence[Cost] = (),
-) -> JointNoises:
-    """σ_i and ω_i of every user of a secure sum.
+    run: Mechanism, epsilons: Sequence[float], costs: Sequence[Cost] = ()
+) -> NDArray[np.float64]:
+    """σ_i of every user of a secure sum.
 
     User i needs the multiplier z_i over the sum of its honest members. All members add noise of the
     same deviation 2C·a to the sum, so that any m − k of them hide user i if
     a·√(m − k) ≥ z_i·ω_i/b_i: the strictest user decides on a, and σ_i = a·b_i/ω_i. With
     ``weighting="noise"`` a strict user has a smaller weight instead, ω_i = b_i/z_i, with which the
-    mean of a round has the least noise. What is found is checked user by user.
+    mean of a round has the least noise.
     """
     assert run.secure is not None
     honest, places = run.cohort_size - run.secure.colluders, run.membership or (0,) * run.users
@@ -142,12 +132,16 @@ def joint_noises(
     if run.weighting == "records":
         weights = np.array([float(run.groups[g].records) for g in places])
     common = float((needed * weights / divisors).max()) / math.sqrt(honest)
-    while True:
-        noises = tuple(float(digits_up(float(n), 5)) for n in common * divisors / weights)
-        found = JointNoises(noises, tuple(weights.tolist()))
-        if _kept(run, found, epsilons, costs):
-            return found
-        common *= 1.001
+    return common * divisors / weights
+
+
+def keeps_budgets(run: Mechanism, epsilons: Sequence[float], costs: Sequence[Cost] = ()) -> bool:
+    """Whether every user's ε through the sums is within its budget."""
+    allowed: dict[int, float] = {}
+    for place, epsilon in zip(run.membership or (0,) * run.users, epsilons, strict=True):
+        allowed[place] = min(epsilon, allowed.get(place, math.inf))
+    spent = epsilons_by_group(run, adversaries(run)["server"], costs=costs)
+    return all(spent[place] <= epsilon for place, epsilon in allowed.items())
 
 
 def louder_of(noises: Sequence[float]) -> tuple[float, ...]:
@@ -162,35 +156,3 @@ def louder_of(noises: Sequence[float]) -> tuple[float, ...]:
         ratio if least * ratio <= noise else math.nextafter(ratio, 0.0)
         for noise, ratio in zip(noises, ratios, strict=True)
     )
-
-
-def described(run: Mechanism, noises: Sequence[float], weights: Sequence[float]) -> Mechanism:
-    """The run with noise, and with ``weighting="noise"`` weights, of each user."""
-    by_noise = run.weighting == "noise"
-    kinds: dict[tuple[int, int, float, float], int] = {}
-    places, louder = run.membership or (0,) * run.users, louder_of(noises)
-    membership = []
-    for user, place in enumerate(places):
-        group = run.groups[place]
-        kind = (group.records, group.batch, louder[user], weights[user] if by_noise else 1.0)
-        membership.append(kinds.setdefault(kind, len(kinds)))
-    counts = np.bincount(membership)
-    groups = tuple(
-        Group(r, b, int(n), loud, weight)
-        for (r, b, loud, weight), n in zip(kinds, counts, strict=True)
-    )
-    several = tuple(membership) if len(groups) > 1 else ()
-    return replace(run, groups=groups, membership=several, noise=min(noises))
-
-
-def _kept(
-    run: Mechanism, found: JointNoises, epsilons: Sequence[float], costs: Sequence[Cost]
-) -> bool:
-    """Whether every user's ε through the sums is within its budget."""
-    whole = described(run, found.noises, found.weights)
-    places = whole.membership or (0,) * run.users
-    allowed: dict[int, float] = {}
-    for place, epsilon in zip(places, epsilons, strict=True):
-        allowed[place] = min(epsilon, allowed.get(place, math.inf))
-    spent = epsilons_by_group(whole, adversaries(whole)["server"], costs=costs)
-    return all(spent[place] <= epsilon for place, epsilon in allowed.items())

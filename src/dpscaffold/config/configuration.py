@@ -72,7 +72,7 @@ class Configuration(ConfigTable):
     def setting(self, data: Federation | Roster) -> Run:
         """The run this configuration describes on those data, of which the roster is all that
         matters; solves for the noise where ε is given."""
-        from dpscaffold.config.run import make_run  # its numbers are tensors
+        from dpscaffold.config.making import make_run  # its numbers are tensors
         from dpscaffold.federation.roster import Roster
 
         roster, plan = data if isinstance(data, Roster) else data.roster, self.plan

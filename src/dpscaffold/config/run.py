@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -13,27 +13,17 @@ from torch import Tensor
 
 from dpscaffold.algorithms import Algorithm, Known
 from dpscaffold.algorithms.fedavg import add_mean_move
-from dpscaffold.config.budgets import (
-    Epsilon,
-    alike,
-    budgets_of,
-    heterogeneity_of,
-    joint_noises,
-    noise_weight,
-    own_noises,
-)
-from dpscaffold.config.gaussian import Gaussian, NoisedStep
+from dpscaffold.config.budgets import heterogeneity_of, noise_weight
+from dpscaffold.config.gaussian import Gaussian
 from dpscaffold.config.identity import algorithm_identity, task_identity
 from dpscaffold.config.plan import ONE_ROUND, Plan
 from dpscaffold.config.rate import PublicNumbers, choose_rate
-from dpscaffold.config.secure import Secure, SumPlan
+from dpscaffold.config.secure import Secure, SumPlan, check_secure
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.roster import Roster
-from dpscaffold.privacy import Mechanism, adversaries, charged, noise_seen, unproved
-from dpscaffold.privacy import solve_noise as least_noise
-from dpscaffold.privacy.adversary import MOST_SUMMED
+from dpscaffold.privacy import Mechanism
 from dpscaffold.privacy.ledger import USER_BUDGET
-from dpscaffold.privacy.mechanism import LEAST_STATED, Delta, Relation, Sampling
+from dpscaffold.privacy.mechanism import LEAST_STATED, Delta, Sampling
 from dpscaffold.privacy.seeds import Seed, SeedKnowledge, origin_of
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.tasks import Task
@@ -49,8 +39,8 @@ class Run:
     """Everything that determines a run but the records, checked as a whole: what parties agree on.
 
     No record can be reached from here, so it can be sent, compared, accounted and calibrated by
-    anyone; engines and evaluators take the federation next to it. :func:`make_run` makes one; its
-    noise is known.
+    anyone; engines and evaluators take the federation next to it.
+    :func:`~dpscaffold.config.make_run` makes one; its noise is known.
 
     The numbers that engines use (m, b_i, the warm rounds) and the numbers that are accounted come
     from the same properties, so what runs and what is stated cannot differ.
@@ -72,7 +62,8 @@ class Run:
             raise BadInput(code, sentence)
         check_task(self.task, self.roster.schema, self.plan.public_seed)
         if self.secure is not None:
-            _check_secure(self, self.secure)
+            check_secure(self.secure, self.mechanism, self.algorithm, self.roster.sizes)
+            _ = self.sums  # refuses numbers that do not fit its integers
 
     @cached_property
     def sums(self) -> SumPlan | None:
@@ -104,15 +95,7 @@ class Run:
             noise = self.sums.noise_for(members, noise)
         if noise == self.privacy.noise and self.privacy.noise_by_user is None:
             return self.privacy
-        if noise not in self._mechanisms:
-            made = self.privacy.changed(noise=noise, noise_by_user=None)
-            self._mechanisms[noise] = made
-        return self._mechanisms[noise]
-
-    @cached_property
-    def _mechanisms(self) -> dict[float, Gaussian]:
-        """Mechanisms of users by their noise: users with equal noise share one."""
-        return {}
+        return self.privacy.model_copy(update={"noise": noise, "noise_by_user": None})
 
     @cached_property
     def weights(self) -> Tensor:
@@ -353,75 +336,6 @@ class Run:
         return tables
 
 
-def make_run(
-    roster: Roster,
-    task: Task,
-    algorithm: Algorithm,
-    plan: Plan,
-    privacy: Gaussian | None = None,
-    secure: Secure | None = None,
-    absent: str | None = None,
-) -> Run:
-    """The run of these parts. Where ``privacy`` gives an ε, its noise is solved for, here and
-    nowhere else; where the algorithm takes bounded sums, they are its task.
-
-    >>> from dpscaffold import Logistic, fedavg, synthetic
-    >>> roster = synthetic(users=10, records=50).roster
-    >>> asked = Gaussian(epsilon=1.0, delta=1e-3)
-    >>> make_run(roster, Logistic(40, 10), fedavg(), Plan(), asked).privacy.epsilon is None
-    True
-    """
-    if privacy is None or privacy.epsilon is None:
-        task = _sums_in_place_of(task, algorithm, roster, privacy)
-        return Run(roster, task, algorithm, plan, privacy, secure, absent)
-    unsolved = privacy.changed(epsilon=None, noise=1.0)
-    asked = make_run(roster, task, algorithm, plan, unsolved, secure, absent)
-    return solve_noise(asked, privacy.epsilon)
-
-
-def solve_noise(run: Run, epsilon: Epsilon) -> Run:
-    """This run with the smallest noise that keeps ε towards the adversary that its privacy names,
-    the cost of its data's preparation included. With a table of budgets every user has noise of its
-    own."""
-    described, privacy = run.describe(), run.privacy
-    if described is None or privacy is None:
-        raise BadInput(
-            "no-privacy", "epsilon is asked of a run without privacy; give it a mechanism"
-        )
-    costs, _ = charged(run.roster.schema.preparation, described)
-    if isinstance(epsilon, Mapping):
-        epsilons = budgets_of(epsilon, run.roster)
-        if run.secure is None:  # a user's own noise hides it from everybody
-            noises = own_noises(described, epsilons, costs)
-        else:
-            noises = joint_noises(alike(described), epsilons, costs).noises
-    else:
-        equal = alike(described)
-        noises = (least_noise(equal, epsilon, privacy.against(equal), costs),)
-    several = noises if len(set(noises)) > 1 else None
-    solved = privacy.changed(noise=min(noises), noise_by_user=several, epsilon=None)
-    task = _sums_in_place_of(run.task, run.algorithm, run.roster, solved)
-    return replace(run, task=task, privacy=solved)
-
-
-def _sums_in_place_of(
-    task: Task, algorithm: Algorithm, roster: Roster, privacy: Gaussian | None
-) -> Task:
-    """The task of an algorithm: of one that takes bounded sums, the sums."""
-    rule = algorithm.sums
-    given = NoisedStep(noise=0.0) if privacy is None else privacy
-    if rule is None or isinstance(given.clip, str):
-        return task
-    relation: Relation = "zero-out" if given.sampling == "poisson" else "replace-one"
-    noises = (given.noise,) * len(roster.sizes)
-    if privacy is not None and privacy.noise_by_user is not None:
-        noises = privacy.noise_by_user
-    # Every user adds 2Cσ_i to its sum, in each scaled coordinate.
-    noise = 2 * math.hypot(*noises) / sum(roster.sizes)
-    made: Task = rule.task(task, roster.schema, relation, given.clip, noise)
-    return made
-
-
 def _wrong(run: Run) -> Iterator[tuple[str, str]]:
     """What keeps these parts from being a run: a code and a sentence each, the first being said."""
     plan, privacy, algorithm = run.plan, run.privacy, run.algorithm
@@ -475,6 +389,12 @@ def _wrong_noise(run: Run, privacy: Gaussian) -> Iterator[tuple[str, str]]:
             "privacy.epsilon is given, and a run is made with the noise; use make_run, which "
             "solves for it",
         )
+    if run.secure is not None and privacy.user_epsilon is not None:
+        yield (
+            "secure-not-proved",
+            f"privacy.user_epsilon is {privacy.user_epsilon}, and a site that declines adds no "
+            f"noise to a secure sum; leave it out, or leave secure out",
+        )
     needs = {
         f"{run.algorithm.name} weighs controls by their noise": run.algorithm.noise_aware,
         "plan.weighting is 'noise'": run.plan.weighting == "noise",
@@ -521,44 +441,3 @@ def _wrong_sums(run: Run) -> Iterator[tuple[str, str]]:
             "not-a-sum",
             f"the target is a number without a range, and {name} needs one; give its low and high",
         )
-
-
-def _check_secure(run: Run, secure: Secure) -> None:
-    """Secure sums only where they are proved, with integers that they fit in; everything else is
-    refused."""
-    described = run.mechanism
-    if run.privacy is None or described is None or run.privacy.noise == 0:
-        raise BadInput(
-            "no-noise",
-            "secure is given without noise, which sums need; give privacy.noise or "
-            "privacy.epsilon, or leave secure out",
-        )
-    if run.plan.local_steps != 1:
-        raise BadInput(
-            "secure-not-proved",
-            f"plan.local_steps is {run.plan.local_steps}, and secure sums are proved for one local "
-            f"step; set plan.local_steps = 1, or leave secure out",
-        )
-    if run.algorithm.memory or run.algorithm.warm_up is not None:
-        raise BadInput(
-            "secure-not-proved",
-            f"algorithm.name is {run.algorithm.name!r}, whose users keep a memory between "
-            f"rounds, and secure sums are not proved for it; use 'fedavg', or leave secure out",
-        )
-    if run.privacy.user_epsilon is not None:
-        raise BadInput(
-            "secure-not-proved",
-            f"privacy.user_epsilon is {run.privacy.user_epsilon}, and a site that declines adds no "
-            f"noise to a secure sum; leave it out, or leave secure out",
-        )
-    secure.smallest_list(run.cohort_size)
-    reason = unproved(described) or noise_seen(described, adversaries(described)["server"]).not_more
-    if reason is not None:
-        raise BadInput("secure-not-proved", f"secure sums are not proved for this run: {reason}")
-    if run.algorithm.sums is None and max(run.roster.sizes) > MOST_SUMMED:
-        raise BadInput(
-            "too-many-records",
-            f"a site has {max(run.roster.sizes)} records, and the rounding of secure sums is "
-            f"bounded for {MOST_SUMMED}; divide them among several sites",
-        )
-    _ = run.sums  # refuses numbers that do not fit its integers

@@ -33,11 +33,15 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dpscaffold.config.table import RunTable
 from dpscaffold.errors import BadInput
+from dpscaffold.privacy import Mechanism, adversaries, noise_seen, unproved
+from dpscaffold.privacy.adversary import MOST_SUMMED
 from dpscaffold.privacy.mechanism import SecureSums
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
+
+    from dpscaffold.algorithms import Algorithm
 
 #: The step of the grid is at most 2⁻ᴳ times the standard deviation of the quietest site's noise.
 SUM_GRID_BITS = 10
@@ -117,6 +121,39 @@ class Secure(SumRules, RunTable):
     def terms(self, participants: int) -> SecureSums:
         """What the accountant has to know."""
         return SecureSums(self.colluders, self.smallest_list(participants))
+
+
+def check_secure(
+    secure: Secure, run: Mechanism | None, algorithm: Algorithm, sizes: Sequence[int]
+) -> None:
+    """Refuse secure sums of a run for which they are not proved. ``sizes`` are R_i of all users."""
+    if run is None or run.noise == 0:
+        raise BadInput(
+            "no-noise",
+            "secure is given without noise, which sums need; give privacy.noise or "
+            "privacy.epsilon, or leave secure out",
+        )
+    if run.local_steps != 1:
+        raise BadInput(
+            "secure-not-proved",
+            f"plan.local_steps is {run.local_steps}, and secure sums are proved for one local "
+            f"step; set plan.local_steps = 1, or leave secure out",
+        )
+    if algorithm.memory or algorithm.warm_up is not None:
+        raise BadInput(
+            "secure-not-proved",
+            f"algorithm.name is {algorithm.name!r}, whose users keep a memory between "
+            f"rounds, and secure sums are not proved for it; use 'fedavg', or leave secure out",
+        )
+    reason = unproved(run) or noise_seen(run, adversaries(run)["server"]).not_more
+    if reason is not None:
+        raise BadInput("secure-not-proved", f"secure sums are not proved for this run: {reason}")
+    if run.query != "sums" and max(sizes) > MOST_SUMMED:
+        raise BadInput(
+            "too-many-records",
+            f"a site has {max(sizes)} records, and the rounding of secure sums is "
+            f"bounded for {MOST_SUMMED}; divide them among several sites",
+        )
 
 
 @dataclass(frozen=True)
