@@ -56,11 +56,11 @@ def test_batches_follow_each_users_size():
 def test_the_tail_is_the_last_fraction_of_the_real_rounds(averaging, tail, warm):
     """⌈tail·(T − warm)⌉ rounds, at least one, never a warm one."""
     plan = Plan(rounds=13, averaging=averaging)
-    taken = [t for t in range(1, 14) if plan.averages(t, warm)]
+    taken = [t for t in range(1, 14) if t >= plan.averaged_from(warm)]
     assert taken == list(range(14 - math.ceil(tail * (13 - warm)), 14))
     uniform = Plan(rounds=13, averaging="uniform")
-    assert [t for t in range(1, 14) if uniform.averages(t, warm)] == list(range(warm + 1, 14))
-    assert not any(Plan(rounds=13).averages(t, warm) for t in range(1, 14))
+    assert uniform.averaged_from(warm) == warm + 1
+    assert Plan(rounds=13).averaged_from(warm) == math.inf
 
 
 def test_a_plan_is_written_as_its_fields():

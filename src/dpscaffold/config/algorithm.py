@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from pydantic import ConfigDict, PrivateAttr, ValidationInfo, model_validator
 
 from dpscaffold.algorithms import DEFAULT, Algorithm
 from dpscaffold.algorithms.naming import build, numbers_of
-from dpscaffold.config.table import ConfigTable, folder_of
+from dpscaffold.config.table import OwnFileTable, folder_of
 
 
-class AlgorithmSettings(ConfigTable):
+class AlgorithmSettings(OwnFileTable):
     """``[algorithm]``: an entry of ``ALGORITHMS`` or ``my_file:factory``, a server optimiser, and
     the numbers of both, which are the arguments of their factories.
 
@@ -28,7 +27,6 @@ class AlgorithmSettings(ConfigTable):
     to the configuration. Example: ``"fedprox"``"""
     server: str | None = None
     """An optimiser at the server, wrapped around the algorithm. Example: ``"momentum"``"""
-    _folder: Path | None = PrivateAttr(default=None)
     _built: Algorithm = PrivateAttr()
 
     @model_validator(mode="before")
@@ -44,15 +42,9 @@ class AlgorithmSettings(ConfigTable):
         return {**given, **numbers_of(name, server, numbers, folder_of(info))}
 
     @model_validator(mode="after")
-    def _checked(self, info: ValidationInfo) -> AlgorithmSettings:
-        self._folder = folder_of(info)
+    def _checked(self) -> AlgorithmSettings:
         self._built = build(self.name, self.server, self.model_extra or {}, self._folder)
         return self
-
-    @property
-    def folder(self) -> Path | None:
-        """Where a file of the user's own is looked for first."""
-        return self._folder
 
     def build(self) -> Algorithm:
         """The algorithm, which was built when the table was checked."""

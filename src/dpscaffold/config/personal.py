@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import field_validator
+from pydantic import Field, field_validator
 
 from dpscaffold.algorithms import Algorithm
 from dpscaffold.algorithms.mean_regularised import mean_regularised
@@ -22,7 +22,7 @@ class PersonalSettings(ConfigTable):
     """How a site's own model is made: 'fine-tune' fits the common model further to the site's
     records, after the run and at the site; 'mean-regularised' trains it during the run from the
     same noised gradients, covered by ε towards the server. Example: ``"mean-regularised"``"""
-    strength: float | Literal["auto"] = "auto"
+    strength: Annotated[float, Field(ge=0)] | Literal["auto"] = "auto"
     """λ, how strongly a personal model is kept near the common one. With 'auto' each site chooses
     it by records that it holds out ('fine-tune'), or it is estimated from the known noise and the
     uploads of the first round ('mean-regularised'). Value: a number, 0 or more, or 'auto'.
@@ -40,15 +40,6 @@ class PersonalSettings(ConfigTable):
                 f"together, or 'fine-tune'",
             )
         return kind
-
-    @field_validator("strength")
-    @classmethod
-    def _not_negative(cls, strength: float | str) -> float | str:
-        if not isinstance(strength, str) and not strength >= 0:
-            raise BadValue(
-                "out-of-range", f"strength is {strength}; give a number, 0 or more, or 'auto'"
-            )
-        return strength
 
 
 def trained_by(base: Algorithm, personal: PersonalSettings | None) -> Algorithm:

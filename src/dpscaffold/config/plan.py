@@ -204,7 +204,3 @@ class Plan(RunTable):
             return math.inf
         last = max(1, math.ceil(self.averaged_share * (self.rounds - warm_rounds)))
         return max(warm_rounds, self.rounds - last) + 1
-
-    def averages(self, round: int, warm_rounds: int) -> bool:
-        """Whether x^round is part of the averaged output."""
-        return round >= self.averaged_from(warm_rounds)

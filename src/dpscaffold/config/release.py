@@ -9,9 +9,8 @@ overruled by name, which the statement repeats.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
-from dpscaffold.config import Configuration, Run
+from dpscaffold.config import Gaussian, Run
 from dpscaffold.data.prepared import Shift, Standardised
 from dpscaffold.data.tables.cells import toml_key, toml_text
 from dpscaffold.data.tables.codec import Coding
@@ -23,45 +22,24 @@ from dpscaffold.privacy.preparation import WITHIN, Preparation
 PREPROCESSING, MEDIAN = "unprotected-preprocessing", "median-clip"
 
 
-def for_release(settings: Configuration, federation: Federation) -> Configuration:
-    """The configuration as it is released; refuses what could not keep its promise."""
-    privacy = settings.privacy
-    if privacy is None or privacy.allowed is None:
-        return settings
-    setting = settings.setting(federation)
-    _refuse_open_doors(setting, federation, privacy.allowed)
-    return settings.model_copy(update={"privacy": privacy.changed(secret=True)})
-
-
-def released(setting: Run, federation: Federation, allow: Sequence[str]) -> Run:
-    """The same for a setting made in Python.
+def check_release(setting: Run, federation: Federation) -> None:
+    """Refuse a run that is meant for release and could not keep its promise: say all that stands
+    outside, what to write instead, and how to overrule it.
 
     >>> from dpscaffold import Gaussian, Logistic, Plan, fedavg, synthetic
     >>> data = synthetic(users=4, records=30)
-    >>> asked = Run(data.roster, Logistic(40, 10), fedavg(), Plan(rounds=2, user_ratio=0.5),
-    ...                 Gaussian(noise=4.0))
-    >>> made = released(asked, data, ["unprotected-preprocessing"])
+    >>> asked = Gaussian(noise=4.0, release=["unprotected-preprocessing"])
+    >>> plan = Plan(rounds=2, user_ratio=0.5)
+    >>> made = Run(data.roster, Logistic(40, 10), fedavg(), plan, asked)
+    >>> check_release(made, data)
     >>> made.secret, made.draw_given
     (True, False)
     """
-    for name in allow:
-        if name not in (PREPROCESSING, MEDIAN):
-            raise BadInput(
-                "unknown-choice",
-                f"release names {name!r}; it overrules {PREPROCESSING} or {MEDIAN}",
-            )
-    if setting.privacy is None:
-        raise BadInput(
-            "no-privacy",
-            "release is asked for without privacy; give a mechanism, such as Gaussian(epsilon=2.0)",
-        )
-    _refuse_open_doors(setting, federation, allow)
-    return replace(setting, privacy=setting.privacy.changed(secret=True))
-
-
-def _refuse_open_doors(setting: Run, federation: Federation, allowed: Sequence[str]) -> None:
-    """Say all that stands outside the promise, what to write instead, and how to overrule it."""
-    reasons = [*_of_the_run(setting, allowed)]
+    privacy = setting.privacy
+    if privacy is None or privacy.allowed is None:
+        return
+    allowed = privacy.allowed
+    reasons = [*_of_the_run(setting, privacy)]
     steps = _left_open(setting, federation)
     if PREPROCESSING not in allowed:
         reasons += [f"{step.sentence} {_remedy(step, federation)}" for step in steps]
@@ -80,16 +58,14 @@ def _refuse_open_doors(setting: Run, federation: Federation, allowed: Sequence[s
     )
 
 
-def _of_the_run(setting: Run, allowed: Sequence[str]) -> Iterator[str]:
+def _of_the_run(setting: Run, privacy: Gaussian) -> Iterator[str]:
     """What a release refuses of the plan and the mechanism."""
-    privacy = setting.privacy
-    assert privacy is not None
     if setting.plan.seed is not None:
         yield (
             f"plan.seed is {setting.plan.seed}, and nobody may choose the draw; leave plan.seed "
             f"out, and it comes from the operating system"
         )
-    if privacy.clip == "median" and MEDIAN not in allowed:
+    if privacy.clip == "median" and MEDIAN not in (privacy.allowed or ()):
         yield (
             f"privacy.clip is 'median', which is computed from private records, so there is no "
             f"guarantee; give a number, or overrule with privacy.release = ['{MEDIAN}']"
@@ -106,9 +82,8 @@ def _of_the_run(setting: Run, allowed: Sequence[str]) -> Iterator[str]:
 def _left_open(setting: Run, federation: Federation) -> list[Preparation]:
     """The steps of a preparation that no guarantee covers. That ``init`` drafted a configuration
     is named in the statement; it cannot be undone, so it is not refused."""
-    run = setting.describe()
-    assert run is not None
-    steps = [*federation.preparation, *charged(federation.preparation, run)[1]]
+    assert setting.mechanism is not None
+    steps = [*federation.preparation, *charged(federation.preparation, setting.mechanism)[1]]
     return [step for step in steps if step.protection not in (*WITHIN, "drafted")]
 
 

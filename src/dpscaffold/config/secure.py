@@ -26,7 +26,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -72,6 +72,17 @@ class SumRules(Colluding):
     further participation. In a deployed run the default is one for every 20 rounds, and 0 for a
     single round; at a site 10. Value: an integer, 0 or more. Example: ``20``"""
 
+    @model_validator(mode="after")
+    def _two_honest(self) -> Self:
+        if self.least is not None and self.least - self.colluders < 2:
+            raise BadInput(
+                "too-few-sites",
+                f"secure.least is {self.least} with secure.colluders = {self.colluders}; at "
+                f"least two honest sites must hide each other, so give {self.colluders + 2} "
+                f"or more",
+            )
+        return self
+
 
 class Secure(SumRules, RunTable):
     """``[secure]``: the server sees sums of uploads and no single upload.
@@ -88,17 +99,6 @@ class Secure(SumRules, RunTable):
 
     model_config = ConfigDict(strict=True)
     table: ClassVar[str] = "secure"
-
-    @model_validator(mode="after")
-    def _two_honest(self) -> Secure:
-        if self.least is not None and self.least - self.colluders < 2:
-            raise BadInput(
-                "too-few-sites",
-                f"secure.least is {self.least} with secure.colluders = {self.colluders}; at "
-                f"least two honest sites must hide each other, so give {self.colluders + 2} "
-                f"or more",
-            )
-        return self
 
     def smallest_list(self, participants: int) -> int:
         """The fewest members of a list where ``participants`` are drawn; refuses too few."""

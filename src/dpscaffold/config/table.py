@@ -6,7 +6,14 @@ from collections.abc import Set
 from pathlib import Path
 from typing import Any, ClassVar, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    PrivateAttr,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
 
 from dpscaffold.data.sentences import mistake_of
 from dpscaffold.errors import BadInput, BadValue
@@ -80,6 +87,22 @@ class RunTable(ConfigTable):
     def changed(self, **values: Any) -> Self:
         """This with some fields replaced, and checked again."""
         return type(self)(**{**self.model_dump(exclude_unset=True), **values})
+
+
+class OwnFileTable(ConfigTable):
+    """A table that may name a function in a file of the user's own."""
+
+    _folder: Path | None = PrivateAttr(default=None)
+
+    @model_validator(mode="after")
+    def _placed(self, info: ValidationInfo) -> Self:
+        self._folder = folder_of(info)
+        return self
+
+    @property
+    def folder(self) -> Path | None:
+        """Where the file is looked for first."""
+        return self._folder
 
 
 def _with_tuples(value: Any) -> Any:

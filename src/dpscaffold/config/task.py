@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from pydantic import Field, PrivateAttr, ValidationInfo, model_validator
+from pydantic import Field, model_validator
 
 from dpscaffold.algorithms.naming import own_function
-from dpscaffold.config.table import ConfigTable, folder_of
+from dpscaffold.config.table import OwnFileTable
 from dpscaffold.data.meanings import Shaped
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation.schema import Target
@@ -33,7 +33,7 @@ class RowShape(Protocol):
         ...
 
 
-class TaskSettings(Shaped, ConfigTable):
+class TaskSettings(Shaped, OwnFileTable):
     """``[task]``: what is learnt, and what is measured.
 
     ``loss`` is a name of :func:`~dpscaffold.tasks.losses.loss_named`. ``kind = "logistic"`` is the
@@ -55,7 +55,6 @@ class TaskSettings(Shaped, ConfigTable):
     shape: tuple[int, ...] | None = None
     """The shape of a record that the module expects, if it is not a flat row. Example: ``[1, 28,
     28]``"""
-    _folder: Path | None = PrivateAttr(default=None)
     class_weights: tuple[float, ...] | dict[str, float] | None = None
     """The weight of each class in the loss, in the order of the classes or by name: constants
     chosen without looking at the data. Example: ``[1.0, 3.0]``"""
@@ -66,8 +65,7 @@ class TaskSettings(Shaped, ConfigTable):
     ``["balanced_accuracy"]``"""
 
     @model_validator(mode="after")
-    def _consistent(self, info: ValidationInfo) -> TaskSettings:
-        self._folder = folder_of(info)
+    def _consistent(self) -> TaskSettings:
         if (self.kind == "module") != (self.module is not None):
             raise BadInput(
                 "conflicting-arguments",
@@ -85,11 +83,6 @@ class TaskSettings(Shaped, ConfigTable):
                 f"under softmax; use task.kind = 'linear'",
             )
         return self
-
-    @property
-    def folder(self) -> Path | None:
-        """Where a file of the user's own is looked for first."""
-        return self._folder
 
     def build_loss(self, target: Target) -> Loss:
         """The loss, which must fit the target."""

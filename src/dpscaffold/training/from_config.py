@@ -12,7 +12,7 @@ from typing import Any
 from dpscaffold.algorithms.failing import own_failures
 from dpscaffold.checks import instance
 from dpscaffold.config import Configuration, Run, load
-from dpscaffold.config.release import for_release
+from dpscaffold.config.release import check_release
 from dpscaffold.data.loading import load_federation
 from dpscaffold.engines.ranks import Ranks
 from dpscaffold.errors import BadInput
@@ -176,8 +176,9 @@ def run_settings(
         require_folder(allowed is not None, None if privacy is None else privacy.budget_file)
     if federation is None:
         federation = load_federation(settings.data, _notifier(say, warn))
-    settings = for_release(settings, federation)
-    setting = continued(settings.setting(federation), folder, resume)
+    setting = settings.setting(federation)
+    check_release(setting, federation)
+    setting = continued(setting, folder, resume)
     resolved, home = settings.resolved(setting), settings.home
     if say is not None:
         say(str(federation))

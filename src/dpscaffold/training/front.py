@@ -120,16 +120,15 @@ def train(
             raise BadInput(
                 "not-a-list", f"metrics is '{metrics}'; give a list: metrics=['{metrics}']"
             )
-        allowed = overruled(release)
-        if allowed is None and privacy is not None:
-            allowed = privacy.allowed
+        privacy = _released(privacy, overruled(release))
+        allowed = None if privacy is None else privacy.allowed
         if out is None:
             require_folder(allowed is not None, None if privacy is None else privacy.budget_file)
         data = federation if federation.mapped else federation.validated()
         setting = make_run(data.roster, task, algorithm, plan, privacy, secure)
         setting = continued(setting, out, resume)
         if allowed is not None:
-            setting, config = _for_release(setting, data, config, allowed)
+            config = _for_release(setting, data, config, allowed)
         listeners = (CallbackListener(observer) if observer else silence, listener or silence)
         shown = progress and leads(ranks)
         with Progress(setting.label, plan.rounds, quiet=not shown) as line:
@@ -250,13 +249,25 @@ def _in_progress(ranks: Ranks | None, *given: Any) -> RunInProgress:
     return RunInProgress(*given) if ranks is None else RankedRun.on(ranks, *given)
 
 
+def _released(privacy: Gaussian | None, allow: Sequence[str] | None) -> Gaussian | None:
+    """The privacy of a release with these exceptions; None where nothing more is asked for."""
+    if allow is None:
+        return privacy
+    if privacy is None:
+        raise BadInput(
+            "no-privacy",
+            "release is asked for without privacy; give a mechanism, such as Gaussian(epsilon=2.0)",
+        )
+    return privacy.changed(release=list(allow) or True)
+
+
 def _for_release(
     setting: Run, data: Federation, config: Mapping[str, Any] | None, allow: Sequence[str]
-) -> tuple[Run, dict[str, Any]]:
-    """The setting as a release makes it, and the configuration that says so."""
-    from dpscaffold.config.release import released
+) -> dict[str, Any]:
+    """The configuration of a release, which says that it is one; refuses what cannot be one."""
+    from dpscaffold.config.release import check_release
 
-    setting = released(setting, data, allow)
+    check_release(setting, data)
     described = setting.to_dict() if config is None else dict(config)
     recipe = {"secret": True, "release": list(allow) or True}
-    return setting, {**described, "privacy": {**described.get("privacy", {}), **recipe}}
+    return {**described, "privacy": {**described.get("privacy", {}), **recipe}}

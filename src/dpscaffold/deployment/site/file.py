@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
 from dpscaffold.algorithms.registry import AGREED
 from dpscaffold.config.gaussian import NoisedStep
@@ -70,16 +70,6 @@ class SecurePolicy(SumRules, _SiteTable):
     members: dict[str, str] = Field(default_factory=dict)
     """The other sites by name, with the fingerprints of their signing keys. 'site check' prints
     them. Value: a table of fingerprints. Example: ``{ east = "2414-be14-…" }``"""
-
-    @model_validator(mode="after")
-    def _two_honest(self) -> SecurePolicy:
-        if self.least - self.colluders < 2:
-            raise BadInput(
-                "too-few-sites",
-                f"secure.least is {self.least} with secure.colluders = {self.colluders}; at least "
-                f"two honest sites must hide each other, so give {self.colluders + 2} or more",
-            )
-        return self
 
 
 class Policy(_SiteTable):

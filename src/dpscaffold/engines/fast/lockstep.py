@@ -128,9 +128,7 @@ class Lockstep:
     def _averaging_counts(self) -> np.ndarray:
         """(T, S): how many models are in the average after a round, which runs may begin at
         different rounds; 0 where the round's model is not averaged."""
-        averaged = np.array(
-            [[s.plan.averages(t, s.warm_rounds) for s in self.settings] for t in self._numbers]
-        )
+        averaged = np.array([[t >= s.averaged_from for s in self.settings] for t in self._numbers])
         return np.where(averaged, np.cumsum(averaged, axis=0), 0)
 
     def _constants(self, own: Sequence[Randomness], which: Sequence[int]) -> Tensors:
@@ -182,7 +180,7 @@ class Lockstep:
     @property
     def averages(self) -> list[Tensor] | None:
         """The averaged iterates; None where the plan asks for none."""
-        asked = any(self.plan.averages(t, self.settings[0].warm_rounds) for t in self._numbers)
+        asked = any(t >= self.settings[0].averaged_from for t in self._numbers)
         return list(self.held["average"].unbind()) if asked else None
 
     @property
