@@ -163,7 +163,7 @@ IMAGES = {
 def shape_of(data: Any) -> tuple[int, int]:
     """(features, classes) of a row's records as they are trained on."""
     if data.source == "synthetic":
-        return data.dimension, data.classes
+        return data.features, data.classes
     features, classes = IMAGES[data.source]
     for step in data.preprocess:
         if isinstance(step, Pca):

@@ -80,7 +80,7 @@ def test_every_name_is_explained_with_an_example():
 
 
 def test_there_are_few_names():
-    assert len(declared()) <= 125
+    assert len(declared()) <= 120
 
 
 def test_tables_that_share_their_classes_are_there_once():

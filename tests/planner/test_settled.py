@@ -212,7 +212,7 @@ def test_an_empty_word_is_refused(tmp_path, options, said):
         ({"facts": {"records": "many"}}, "facts.records is 'many'; give a whole number or a list"),
         ({"facts": {"row_norm": [1]}}, "facts.row_norm is [1]; give a number or 'none'"),
         ({"plan": {"learning_rate": True}}, "plan.learning_rate is True; give a number"),
-        ({"facts": {"users": True}}, "facts: users is true, which is no number"),
+        ({"facts": {"users": True}}, "facts.users is True; give a whole number"),
     ],
 )
 def test_a_slip_is_named_by_its_key_and_by_what_would_do(tables, said):

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self
 
 from pydantic import (
-    ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
     model_serializer,
@@ -72,7 +71,6 @@ class NoisedStep(RunTable):
     12.0
     """
 
-    model_config = ConfigDict(strict=True)
     table: ClassVar[str] = "privacy"
 
     clip: Clip = 1.0
@@ -184,7 +182,7 @@ class NoisedStep(RunTable):
 
 #: What a release overlooks where it is told to, by name.
 Exceptions = Annotated[
-    list[Literal["unprotected-preprocessing", "median-clip"]], Field(min_length=1)
+    tuple[Literal["unprotected-preprocessing", "median-clip"], ...], Field(min_length=1)
 ]
 
 
@@ -210,7 +208,7 @@ class Gaussian(Colluding, NoisedStep):
     'server'
     """
 
-    noise_by_user: Annotated[tuple[float, ...], Field(strict=False)] | None = None
+    noise_by_user: tuple[float, ...] | None = None
     """σ_i of each user, in the users' order, if they differ; 'train' writes what it solved for from
     a table of budgets. Value: a list of numbers above 0, the smallest of which is privacy.noise.
     Example: ``[30.0, 60.0]``"""

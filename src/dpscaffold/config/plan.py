@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from dpscaffold.checks import floor_share, least_ratio
 from dpscaffold.config.table import RunTable
@@ -56,7 +56,6 @@ class Plan(RunTable):
     2
     """
 
-    model_config = ConfigDict(strict=True)
     table: ClassVar[str] = "plan"
 
     rounds: Count = 100
@@ -103,7 +102,7 @@ class Plan(RunTable):
     schedule: Schedule = "constant"
     """How the step size changes over the rounds: constant, linear or cosine decay to 0, or divided
     by the square root of the round number. Example: ``"cosine"``"""
-    steps_by_user: Annotated[tuple[Count, ...], Field(min_length=1, strict=False)] | None = None
+    steps_by_user: Annotated[tuple[Count, ...], Field(min_length=1)] | None = None
     """The number of local steps of each user, in the users' order, if they differ. The largest must
     be plan.local_steps, which is used for accounting (algorithm fednova). Value: a list of
     integers, 1 or more. Example: ``[50, 20, 10]``"""

@@ -97,7 +97,6 @@ class Secure(SumRules, RunTable):
     10
     """
 
-    model_config = ConfigDict(strict=True)
     table: ClassVar[str] = "secure"
 
     def smallest_list(self, participants: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Set
 from pathlib import Path
-from typing import Any, ClassVar, Self, get_args
+from typing import Any, ClassVar, Self
 
 from pydantic import (
     BaseModel,
@@ -16,38 +16,26 @@ from pydantic import (
 )
 
 from dpscaffold.data.sentences import mistake_of
-from dpscaffold.errors import BadInput, BadValue
+from dpscaffold.errors import BadInput
 
 
 class ConfigTable(BaseModel):
-    """A table of the configuration: frozen, and unknown keys are errors."""
+    """A table of the configuration: frozen. Unknown keys are errors, and so is a value of another
+    type: ``true`` is no 1, and ``"5"`` no number."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", allow_inf_nan=True, use_attribute_docstrings=True
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=True,
+        use_attribute_docstrings=True,
     )
 
     @model_validator(mode="before")
     @classmethod
-    def _numbers(cls, given: Any, info: ValidationInfo) -> Any:
-        """``true`` is no 1: a switch where a number stands is a mistake."""
-        if isinstance(given, dict) and not cls.model_config.get("strict"):
-            for key, value in given.items():
-                if isinstance(value, bool) and cls._number(key):
-                    raise BadValue(
-                        "not-a-number",
-                        f"{key} is {str(value).lower()}, which is no number; give one",
-                    )
-        # What a validator has seen is no JSON any more, and strictly no list is a tuple then.
-        return _with_tuples(given) if info.mode == "json" else given
-
-    @classmethod
-    def _number(cls, key: str) -> bool:
-        """Whether a key is a number, and no switch."""
-        if key not in cls.model_fields:
-            return False
-        annotation = cls.model_fields[key].annotation
-        kinds = {annotation, *get_args(annotation)}
-        return not kinds.isdisjoint((int, float)) and bool not in kinds
+    def _lists(cls, given: Any) -> Any:
+        """A file has lists, and strictly no list is a tuple."""
+        return _with_tuples(given)
 
     def changed(self, **values: Any) -> Self:
         """The table with some keys set, checked again: what was built of it is built again."""

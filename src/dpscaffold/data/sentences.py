@@ -51,8 +51,9 @@ def mistake_of(error: ValidationError, model: Any, root: str = "") -> tuple[str,
         table = "give a table" if "[" in shown else f"write a table: [{shown}], and its keys below"
         return "not-a-table", f"{shown} is {first['input']!r}; {table}"
     wrong = [one for where, one in found if _shown(where, sources) == shown]
-    near = _near(first["input"], wrong)
-    return _code(first), f"{shown} is {first['input']!r}{near}; give {_any(wrong, shown)}"
+    value, near = first["input"], _near(first["input"], wrong)
+    given = list(value) if isinstance(value, tuple) else value  # as a file has it
+    return _code(first), f"{shown} is {given!r}{near}; give {_any(wrong, shown)}"
 
 
 Place = tuple[int | str, ...]
