@@ -81,23 +81,6 @@ def _unquoted(path: Path, problem: str) -> str:
     return f'; a text needs quotes: {found[1]} = "{found[2]}"' if found else ""
 
 
-def without(tables: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """The tables without one ``table.key``, or without a whole table.
-
-    >>> without({"privacy": {"noise": 2.0, "clip": 1.0}}, "privacy.noise")
-    {'privacy': {'clip': 1.0}}
-    """
-    first, _, rest = key.strip().partition(".")
-    if not first:
-        raise BadInput("unknown-key", f"--set is '{key}='; name a table.key, e.g. privacy.noise=")
-    if not rest:
-        return {name: table for name, table in tables.items() if name != first}
-    inner = tables.get(first)
-    if not isinstance(inner, Mapping):
-        return dict(tables)
-    return {**tables, first: without(inner, rest)}
-
-
 def _as_change(item: str) -> str:
     """How to write a change: with the table of the key that is named, if there is one."""
     key, separator, _ = item.partition("=")
@@ -111,31 +94,34 @@ def override(tables: Mapping[str, Any], item: str) -> dict[str, Any]:
 
     >>> override({}, "plan.rounds=3")
     {'plan': {'rounds': 3}}
+    >>> override({"privacy": {"noise": 2.0, "clip": 1.0}}, "privacy.noise=")
+    {'privacy': {'clip': 1.0}}
     """
     key, separator, text = item.partition("=")
-    parts = key.strip().split(".")
-    changed = {
-        name: dict(table) if isinstance(table, Mapping) else table for name, table in tables.items()
-    }
-    if separator and len(parts) == 1 and text.strip().lower() in ("false", "none"):
-        changed.pop(parts[0], None)
-        return changed
-    if not separator or len(parts) < 2 or not all(parts):
+    path, text = key.strip().split("."), text.strip()
+    if separator and len(path) == 1 and text.lower() in ("false", "none"):
+        return {name: table for name, table in tables.items() if name != path[0]}
+    if not separator or len(path) < 2 or not all(path):
         raise BadInput("bad-change", f"--set is {item!r}; write {_as_change(item)}")
-    if not text.strip():
-        return without(changed, key)
-    _inner_table(changed, parts[:-1], item)[parts[-1]] = _value(text.strip())
+    return _changed(tables, path, text, item)
+
+
+def _changed(
+    tables: Mapping[str, Any], path: Sequence[str], text: str, item: str
+) -> dict[str, Any]:
+    """The tables with another value at a path, or without one where the text is empty."""
+    (first, *rest), changed = path, dict(tables)
+    if rest:
+        inner = tables.get(first, {})
+        if not isinstance(inner, Mapping):
+            raise BadInput("bad-change", f"--set is {item!r}, but {first} is not a table")
+        if text or first in tables:
+            changed[first] = _changed(inner, rest, text, item)
+    elif text:
+        changed[first] = _value(text)
+    else:
+        changed.pop(first, None)
     return changed
-
-
-def _inner_table(tables: dict[str, Any], path: Sequence[str], item: str) -> dict[str, Any]:
-    """The table at a path, made if missing."""
-    inner = tables
-    for part in path:
-        inner = inner.setdefault(part, {})
-        if not isinstance(inner, dict):
-            raise BadInput("bad-change", f"--set is {item!r}, but {part} is not a table")
-    return inner
 
 
 def _value(text: str) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -12,18 +12,18 @@ import torch
 from torch import Tensor
 
 from dpscaffold.algorithms import Algorithm, Known
-from dpscaffold.algorithms.fedavg import add_mean_move
 from dpscaffold.config.budgets import heterogeneity_of, noise_weight
+from dpscaffold.config.consistency import check_costs, check_privacy, check_rounds, check_sums
 from dpscaffold.config.gaussian import Gaussian
 from dpscaffold.config.identity import algorithm_identity, task_identity
-from dpscaffold.config.plan import ONE_ROUND, Plan
+from dpscaffold.config.plan import Plan
 from dpscaffold.config.rate import PublicNumbers, choose_rate
 from dpscaffold.config.secure import Secure, SumPlan, check_secure
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.roster import Roster
 from dpscaffold.privacy import Mechanism
 from dpscaffold.privacy.ledger import USER_BUDGET
-from dpscaffold.privacy.mechanism import LEAST_STATED, Delta, Sampling
+from dpscaffold.privacy.mechanism import Delta, Sampling
 from dpscaffold.privacy.seeds import Seed, SeedKnowledge, origin_of
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.tasks import Task
@@ -58,12 +58,28 @@ class Run:
     absent: str | None = None
 
     def __post_init__(self) -> None:
-        for code, sentence in _wrong(self):
-            raise BadInput(code, sentence)
+        self._check_parts()
         check_task(self.task, self.roster.schema, self.plan.public_seed)
         if self.secure is not None:
             check_secure(self.secure, self.mechanism, self.algorithm, self.roster.sizes)
             _ = self.sums  # refuses numbers that do not fit its integers
+
+    def _check_parts(self) -> None:
+        """Refuse parts that do not make a run."""
+        plan, algorithm, schema = self.plan, self.algorithm, self.roster.schema
+        if algorithm.sums is not None:
+            check_sums(algorithm, plan, self.privacy, schema.target)
+        _ = self.batch_sizes, self.cohort_size  # refuses what cannot be drawn
+        check_costs(schema.preparation, self.secret)
+        if self.sampling != "poisson" and self.roster.declared:
+            raise BadInput(
+                "not-applicable",
+                "data.declared_sizes is given, but batches of fixed size need the true sizes; set "
+                "privacy.sampling = 'poisson' or leave the sizes out",
+            )
+        check_rounds(plan, algorithm, self.warm_rounds)
+        if self.privacy is not None:
+            check_privacy(self.privacy, algorithm, plan, self.secure, self.users)
 
     @cached_property
     def sums(self) -> SumPlan | None:
@@ -224,8 +240,7 @@ class Run:
 
     @property
     def structure(self) -> dict[str, object]:
-        """What runs must share to be stacked, besides the task itself and the algorithm's
-        numbers."""
+        """What runs must share to be stacked, besides their task and their algorithm's numbers."""
         privacy = self.privacy
         return {
             "task": (self.task.name, self.task.parameters),
@@ -246,14 +261,13 @@ class Run:
         (U, 1), and so are the steps where users differ in them."""
         plan, privacy = self.plan, self.privacy
         rows, step_size = torch.as_tensor(users, dtype=torch.long), self.settled.step_size_in(round)
-        weight = self.weights[rows].float()[:, None]
         spread: float | Tensor | None = 0.0
         if privacy is not None and privacy.noise > 0:
             spread = None if privacy.clip == "median" else self.spreads(rows, torch.float32)
         steps: int | Tensor = plan.local_steps
         if plan.steps_by_user is not None:
             steps = torch.tensor(plan.steps_by_user)[rows].float()[:, None]
-        return Known(steps, step_size, spread, weight)
+        return Known(steps, step_size, spread, self.weights[rows].float()[:, None])
 
     @cached_property
     def secret(self) -> bool:
@@ -334,110 +348,3 @@ class Run:
         if self.secure is not None:
             tables["secure"] = self.secure.stored()
         return tables
-
-
-def _wrong(run: Run) -> Iterator[tuple[str, str]]:
-    """What keeps these parts from being a run: a code and a sentence each, the first being said."""
-    plan, privacy, algorithm = run.plan, run.privacy, run.algorithm
-    if algorithm.sums is not None:
-        yield from _wrong_sums(run)
-    _ = run.batch_sizes, run.cohort_size  # refuses what cannot be drawn
-    costs = [step.cost for step in run.roster.schema.preparation if step.cost is not None]
-    quiet = [cost for cost in costs if cost.noise is not None and cost.noise < LEAST_STATED]
-    if quiet:
-        yield (
-            "noise-out-of-range",
-            f"the noise on the private {quiet[0].name} is {quiet[0].noise:.3g} times what one "
-            f"record can change, too little to hide anything; give at least {LEAST_STATED:g}",
-        )
-    seeded = [cost.name for cost in costs if cost.seeded]
-    if run.secret and seeded:
-        yield (
-            "noise-not-secret",
-            f"privacy.secret is true, but the noise on the private {seeded[0]} came from the "
-            f"data's seed and can be taken off again; store the data once with 'dpscaffold "
-            f"data prepare', which draws it from the operating system",
-        )
-    if run.sampling != "poisson" and run.roster.declared:
-        yield (
-            "not-applicable",
-            "data.declared_sizes is given, but batches of fixed size need the true sizes; set "
-            "privacy.sampling = 'poisson' or leave the sizes out",
-        )
-    one_pass = max(1, round(1 / plan.data_ratio))
-    if algorithm.full_pass and plan.local_steps != one_pass:
-        yield (
-            "one-pass-steps",
-            f"plan.local_steps is {plan.local_steps}, but {algorithm.name} takes one pass over the "
-            f"data a round; with plan.data_ratio {plan.data_ratio} use {one_pass}",
-        )
-    if run.warm_rounds >= plan.rounds:
-        yield (
-            "no-rounds-left",
-            f"plan.rounds is {plan.rounds}, and the warm start alone takes {run.warm_rounds}; "
-            "use more rounds, set plan.warm_rounds, or choose an algorithm without one",
-        )
-    if privacy is not None:
-        yield from _wrong_noise(run, privacy)
-
-
-def _wrong_noise(run: Run, privacy: Gaussian) -> Iterator[tuple[str, str]]:
-    """Noise that is not known, or not that of these users."""
-    if privacy.epsilon is not None:
-        yield (
-            "noise-or-epsilon",
-            "privacy.epsilon is given, and a run is made with the noise; use make_run, which "
-            "solves for it",
-        )
-    if run.secure is not None and privacy.user_epsilon is not None:
-        yield (
-            "secure-not-proved",
-            f"privacy.user_epsilon is {privacy.user_epsilon}, and a site that declines adds no "
-            f"noise to a secure sum; leave it out, or leave secure out",
-        )
-    needs = {
-        f"{run.algorithm.name} weighs controls by their noise": run.algorithm.noise_aware,
-        "plan.weighting is 'noise'": run.plan.weighting == "noise",
-    }
-    reason = next((reason for reason, needed in needs.items() if needed), None)
-    if privacy.clip == "median" and reason is not None:
-        yield (
-            "median-clip",
-            f"privacy.clip is 'median', and {reason}, which is unknown where the clip is computed "
-            f"from the batch; give a number",
-        )
-    noises = privacy.noise_by_user
-    if noises is not None and len(noises) != run.users:
-        yield (
-            "count-differs",
-            f"privacy.noise_by_user has {len(noises)} numbers for {run.users} users; give one "
-            f"for each user, in their order",
-        )
-
-
-def _wrong_sums(run: Run) -> Iterator[tuple[str, str]]:
-    """Bounded sums are taken once, over all records of all users."""
-    name, target = run.algorithm.name, run.roster.schema.target
-    for key, value in ONE_ROUND.items():
-        if (given := getattr(run.plan, key)) != value:
-            yield (
-                "not-a-sum",
-                f"plan.{key} is {given!r}, and {name} sums over all records once, with {key} = "
-                f"{value!r}; leave it out (in Python: Plan.one_round())",
-            )
-    if run.algorithm.update is not add_mean_move:
-        yield (
-            "not-a-sum",
-            f"algorithm.server is given, and {name} takes no steps at the server; leave it out",
-        )
-    clip = run.privacy.clip if run.privacy else 1.0
-    if isinstance(clip, str) or not math.isfinite(clip):
-        yield (
-            "not-a-sum",
-            f"privacy.clip is {clip!r}, and {name} needs the largest norm of a row; give a number",
-        )
-    if target.kind == "number" and target.low is None:
-        yield (
-            "not-a-sum",
-            f"the target is a number without a range, and {name} needs one; give its low and high",
-        )
