@@ -85,8 +85,8 @@ def test_help_is_quick(tmp_path, words):
 def test_keys_are_explained_without_torch(tmp_path):
     """The models that declare and explain the keys do not import PyTorch."""
     code = (
-        "import sys; from dpscaffold.config.reference import names\n"
-        "assert len(names()) > 50\n"
+        "import sys; from dpscaffold.config.reference import keys\n"
+        "assert len(keys()) > 50\n"
         "sys.exit('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, cwd=tmp_path)

@@ -202,10 +202,10 @@ def _refuse_own_output(config: Path | None, out: Path) -> None:
 
 def _given_facts(given: Mapping[str, Any], **options: Any) -> FactsSettings:
     """Options before what a configuration says."""
-    from dpscaffold.config import checked_facts
+    from dpscaffold.config import FactsSettings, parse
 
     said = {name: value for name, value in options.items() if value is not None}
-    return checked_facts({**given, **said})
+    return parse({"facts": {**given, **said}}).facts or FactsSettings()
 
 
 def _sizes(text: str) -> int | list[int]:

@@ -167,12 +167,12 @@ def _settings(config: Path | None, set_: list[str]) -> Configuration:
 def _require_known(key: str, tables: Mapping[str, Any]) -> None:
     """Refuse to leave out what is no key and does not stand in the tables (as a number of a user's
     own algorithm may): it would silently leave out nothing."""
-    from dpscaffold.config.reference import names
+    from dpscaffold.config.reference import keys
 
     held: Any = tables
     for part in key.split("."):
         held = held.get(part) if isinstance(held, Mapping) else None
-    known = names()
+    known = [one.path for one in keys()]
     if held is None and not any(f"{key}.".startswith(f"{name}.") for name in known):
         raise BadInput(
             "unknown-key",

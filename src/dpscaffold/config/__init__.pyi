@@ -7,7 +7,6 @@ from .gaussian import NoisedStep as NoisedStep
 from .making import make_run as make_run
 from .making import solve_noise as solve_noise
 from .plan import Plan as Plan
-from .reading import checked_facts as checked_facts
 from .reading import load as load
 from .reading import override as override
 from .reading import parse as parse

@@ -12,15 +12,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from dpscaffold.config.configuration import Configuration
-from dpscaffold.config.extras import FactsSettings
 from dpscaffold.data.config import BLANK
 from dpscaffold.data.sentences import members, mistake_of
 from dpscaffold.errors import BadInput, nearest
-
-
-def checked_facts(table: Mapping[str, Any]) -> FactsSettings:
-    """A ``[facts]`` table on its own; what is wrong with it is said in one sentence."""
-    return parse({"facts": table}).facts or FactsSettings()
 
 
 def load(

@@ -173,7 +173,11 @@ def _explained(node: Any) -> Any:
 
 @cache
 def keys() -> tuple[Key, ...]:
-    """Every name, table by table; tables that share their classes are there once."""
+    """Every name, table by table; tables that share their classes are there once.
+
+    >>> {"data.seed", "plan.rounds"} <= {key.path for key in keys()}
+    True
+    """
     found: dict[str, list[Schema]] = {}
     for file, schema in schemas().items():
         root = file if file in WITHOUT_TABLES else ""
@@ -187,15 +191,6 @@ def declared() -> list[Key]:
     for key in keys():
         found.setdefault((key.declared, key.name), key)
     return [*found.values()]
-
-
-def names() -> list[str]:
-    """The name of every key with its table, each once.
-
-    >>> "data.seed" in names(), "plan.rounds" in names()
-    (True, True)
-    """
-    return list(dict.fromkeys(key.path for key in keys()))
 
 
 def _collect(

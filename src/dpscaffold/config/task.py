@@ -25,12 +25,10 @@ class RowShape(Protocol):
     @property
     def dimension(self) -> int:
         """d."""
-        ...
 
     @property
     def target(self) -> Target:
         """What is predicted."""
-        ...
 
 
 class TaskSettings(Shaped, OwnFileTable):
