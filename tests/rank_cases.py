@@ -96,7 +96,7 @@ def own_noises() -> tuple[tuple[Any, ...], dict[str, Any]]:
     plan = {"weighting": "noise"}
     one = setting("scaffold-balanced", "logistic", "fixed", federation(EQUAL), **plan)
     noises = tuple(2.0 + user % 2 for user in range(one.users))  # two, which are accounted
-    privacy = Gaussian(clip=1.0, noise=2.0, noise_by_user=noises)
+    privacy = Gaussian(clip=1.0, noise=noises)
     return (one.federation, one.task, one.algorithm, one.plan, privacy), {}
 
 

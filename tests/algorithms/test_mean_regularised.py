@@ -190,7 +190,7 @@ def test_users_are_pulled_by_their_own_noise():
     assert pull_of(0.0, Known(4, 0.1, 6.0), 0.0) == 0.0  # before the first round
 
 
-OWN_NOISES = Gaussian(0.7, 0.8, noise_by_user=(0.8, 2.4, 1.1, 0.9, 3.0, 0.8))
+OWN_NOISES = Gaussian(0.7, (0.8, 2.4, 1.1, 0.9, 3.0, 0.8))
 
 
 @each_base
@@ -203,7 +203,7 @@ def test_engines_agree_on_users_with_noise_of_their_own(base, schedule):
 
 def test_the_pull_of_a_run_is_that_of_each_users_own_noise():
     data, noises = federation((20,) * 6), (0.04, 0.12, 0.05, 0.05, 0.15, 0.04)
-    quiet = Gaussian(0.7, 0.04, noise_by_user=noises)
+    quiet = Gaussian(0.7, noises)
     trial = setting(personal("fedavg", "auto"), "logistic", quiet, data, user_ratio=1.0)
     slots = final("simulator", trial, rounds=1).state.server.slots
     users = list(range(6))

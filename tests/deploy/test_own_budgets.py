@@ -27,8 +27,8 @@ from dpscaffold.privacy import describe
 from dpscaffold.runs.written import to_toml
 
 NOISES = (0.8, 2.5, 1.2)
-OWN = Gaussian(clip=0.7, noise=0.8, noise_by_user=NOISES)
-SECRET = Gaussian(clip=0.7, noise=20.0, secret=True, noise_by_user=(20.0, 60.0, 30.0))
+OWN = Gaussian(clip=0.7, noise=NOISES)
+SECRET = Gaussian(clip=0.7, noise=(20.0, 60.0, 30.0), secret=True)
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "scaffold-balanced"])
@@ -47,7 +47,7 @@ def test_statement_and_ledgers_have_each_sites_own_epsilon(tmp_path):
     for name, noise in zip(world.names, (20.0, 60.0, 30.0), strict=True):
         (entry,) = world.ledger(name).runs.values()
         assert entry.account["mechanism"]["noise"] == noise
-        assert "noise_by_user" not in entry.account["mechanism"]
+        assert isinstance(entry.account["mechanism"]["noise"], float)
         granted.append(entry.grant.epsilon)
         size, batch = entry.account["records"], entry.account["batch"]
         run = describe(
@@ -73,10 +73,10 @@ def test_no_server_overrules_a_sites_budget(tmp_path):
     strict = {"epsilon": 1.2 * entry.grant.epsilon, "delta": 1e-3, "max_runs": 1}
     for name, noises, takes_part in (
         ("own", (20.0, 60.0, 30.0), True),
-        ("equal", None, False),
+        ("equal", 20.0, False),
         ("swapped", (60.0, 20.0, 30.0), False),
     ):
-        mechanism = SECRET.changed(noise_by_user=noises)
+        mechanism = SECRET.changed(noise=noises)
         world = World(tmp_path / name, "fedavg", privacy=mechanism, rounds=3)
         world.policies[second] = world.policies[second].model_copy(update=strict)
         if takes_part:
@@ -117,14 +117,14 @@ def test_an_offer_whose_noises_make_no_sense_is_refused(tmp_path, change):
 
 
 def test_offers_of_equal_noise_are_as_before(tmp_path):
-    world = World(tmp_path, "fedavg", privacy=SECRET.changed(noise_by_user=None))
+    world = World(tmp_path, "fedavg", privacy=SECRET.changed(noise=20.0))
     offer = world.enrolled.offer
-    assert "noises" not in offer and "noise_by_user" not in offer["privacy"]
+    assert "noises" not in offer and offer["privacy"]["noise"] == 20.0
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "noise"])
 def test_secure_sums_of_sites_with_own_noise(tmp_path, weighting):
-    own = Gaussian(0.7, 0.8, "poisson", noise_by_user=(0.8, 2.5, 1.2, 0.9))
+    own = Gaussian(0.7, (0.8, 2.5, 1.2, 0.9), "poisson")
     world = SumWorld(tmp_path / "sites", privacy=own, weighting=weighting)
     served = served_by(world, tmp_path / "run").run(world.names, resume=False)
     assert torch.equal(served.state.params, simulated(world).reached.params)
@@ -193,7 +193,7 @@ def test_a_server_that_knows_no_sizes_has_to_give_the_step_size(tmp_path):
         ("epsilon = {", "noise = 3.0 # {", ""),
         (
             "epsilon = { default = 4.0, east = 1.0 }",
-            "noise = 3.0\nnoise_by_user = [3.0, 4.0]",
+            "noise = [3.0, 4.0]",
             "count-differs",
         ),
     ],

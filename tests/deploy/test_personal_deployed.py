@@ -50,7 +50,7 @@ def test_it_ends_where_the_simulator_does(tmp_path, algorithm, privacy, personal
 
 
 def test_users_with_noise_of_their_own_end_where_the_simulator_does(tmp_path):
-    own_noises = FIXED.changed(noise=0.8, noise_by_user=(0.8, 2.5, 1.2))
+    own_noises = FIXED.changed(noise=(0.8, 2.5, 1.2))
     world = World(tmp_path, "fedavg", privacy=own_noises, rounds=4, personal=MEAN_REGULARISED[1])
     world.enrol()
     assert_parity(world.drive())

@@ -35,9 +35,9 @@ from dpscaffold.engines.participation import participate
 
 NOISES = (0.8, 2.4, 1.1, 0.9, 3.0, 0.8)
 KINDS = {
-    "fixed": Gaussian(0.7, 0.8, noise_by_user=NOISES),
-    "poisson": Gaussian(0.7, 0.8, "poisson", noise_by_user=NOISES),
-    "user": Gaussian(0.7, 0.2, unit="user", noise_by_user=tuple(n / 4 for n in NOISES)),
+    "fixed": Gaussian(0.7, NOISES),
+    "poisson": Gaussian(0.7, NOISES, "poisson"),
+    "user": Gaussian(0.7, tuple(n / 4 for n in NOISES), unit="user"),
 }
 
 
@@ -66,8 +66,8 @@ def test_every_user_adds_the_noise_that_is_accounted(engine, task, kind):
     clean, equal, own = (
         uploads(engine, setting("fedavg", task, one, **plan))[0]["move"].double()
         for one in (
-            privacy.changed(noise=0.0, noise_by_user=None),
-            privacy.changed(noise=1.0, noise_by_user=None),
+            privacy.changed(noise=0.0),
+            privacy.changed(noise=1.0),
             privacy,
         )
     )
@@ -176,6 +176,6 @@ def test_a_run_is_resumed_with_the_same_noise(tmp_path, engine):
     assert (
         whole.privacy.towards("server").epsilon == resumed.privacy.towards("server").epsilon <= 8.0
     )
-    with refuses("configuration-changed: noise_by_user"):
+    with refuses("configuration-changed: noise"):
         changed = Gaussian(0.7, epsilon={"default": 8.0, data.roster.names[1]: 1.0})
         train(data, run.task, run.algorithm, plan, changed, out=tmp_path / "b", resume=True)

@@ -36,7 +36,7 @@ def test_the_command_plans_for_the_usual_budget_and_keeps_the_table(tmp_path):
 def test_a_step_size_is_planned_for_unequal_noise():
     """A surrogate has one noise, that of the mean."""
     data = federation((60,) * 6)
-    privacy = Gaussian(0.7, 2.0, noise_by_user=(2.0, 4.0, 6.0, 2.0, 2.0, 2.0))
+    privacy = Gaussian(0.7, (2.0, 4.0, 6.0, 2.0, 2.0, 2.0))
     run = setting("fedavg", "logistic", privacy, data, user_ratio=1.0)
     alike = math.sqrt(sum(n**2 for n in privacy.noise_by_user) / 6)
     one = setting("fedavg", "logistic", Gaussian(0.7, alike), data, user_ratio=1.0)

@@ -136,8 +136,8 @@ def test_a_configuration_has_a_table():
     solved = settings.setting(data)
     tables = settings.resolved(solved)
     assert "epsilon" not in tables["privacy"]
-    assert tables["privacy"]["noise"] == min(tables["privacy"]["noise_by_user"])
-    assert tables["privacy"]["noise_by_user"][2] == max(tables["privacy"]["noise_by_user"])
+    noises = tables["privacy"]["noise"]
+    assert solved.privacy.noise == min(noises) and noises[2] == max(noises)
 
 
 BAD = {
@@ -162,14 +162,16 @@ def test_other_mistakes_are_refused():
     data = federation(UNEQUAL)
     with refuses("noise-or-epsilon"):
         Gaussian(0.7, 2.0, epsilon=TABLE)
-    with refuses("noise-disagrees: privacy.noise is 1 … 2.5"):
-        Gaussian(0.7, 1.0, noise_by_user=(2.5, 3.0))
-    with refuses("noise-disagrees: noise_by_user"):
-        Gaussian(0.7, 2.5, noise_by_user=(2.5, 0.0))
-    with refuses("not-a-list"):
-        Gaussian(0.7, 2.5, noise_by_user=())
-    with refuses("count-differs: noise_by_user … 2 … 6"):
-        setting("fedavg", "logistic", Gaussian(0.7, 2.5, noise_by_user=(2.5, 3.0)))
+    with refuses("noise-out-of-range: noise[1] is 0.0"):
+        Gaussian(0.7, (2.5, 0.0))
+    with refuses("not-a-number: noise[0] is 'loud'"):
+        Gaussian(0.7, ("loud", 2.5))
+    with refuses("not-a-list: noise"):
+        Gaussian(0.7, ())
+    with refuses("unknown-key: noise_by_user"):
+        Gaussian(0.7, 2.5, noise_by_user=(2.5, 3.0))
+    with refuses("count-differs: privacy.noise … 2 … 6"):
+        setting("fedavg", "logistic", Gaussian(0.7, (2.5, 3.0)))
     with refuses("median-clip: noise"):
         setting("fedavg", "logistic", Gaussian("median", 1.0), weighting="noise")
     named = replace(data.roster, names=("default", *data.roster.names[1:]))

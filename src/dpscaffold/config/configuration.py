@@ -117,9 +117,7 @@ class Configuration(ConfigTable):
         tables = self.model_dump(mode="json", exclude_none=True)
         if self.privacy is not None and setting.privacy is not None:
             tables["privacy"].pop("epsilon", None)
-            tables["privacy"]["noise"] = setting.privacy.noise
-            if setting.privacy.noise_by_user is not None:
-                tables["privacy"]["noise_by_user"] = list(setting.privacy.noise_by_user)
+            tables["privacy"]["noise"] = setting.privacy.stored()["noise"]
         tables["plan"]["learning_rate"] = setting.settled.learning_rate
         tables["plan"]["warm_rounds"] = setting.warm_rounds
         if setting.draw_given:  # a seed of the operating system is kept elsewhere

@@ -112,6 +112,6 @@ def check_privacy(
     if noises is not None and len(noises) != users:
         raise BadInput(
             "count-differs",
-            f"privacy.noise_by_user has {len(noises)} numbers for {users} users; give one "
+            f"privacy.noise has {len(noises)} numbers for {users} users; give one "
             f"for each user, in their order",
         )

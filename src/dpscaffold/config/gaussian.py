@@ -8,11 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, S
 
 from pydantic import (
     Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
     SerializerFunctionWrapHandler,
+    WithJsonSchema,
     model_serializer,
     model_validator,
 )
 
+from dpscaffold.checks import number
 from dpscaffold.config.budgets import louder_of
 from dpscaffold.config.secure import Colluding
 from dpscaffold.config.table import RunTable
@@ -177,8 +181,12 @@ class NoisedStep(RunTable):
     @property
     def step(self) -> NoisedStep:
         """This without the limits of what is spent."""
-        return NoisedStep(**self.model_dump(include=set(NoisedStep.model_fields)))
+        given = self.model_dump(include=set(NoisedStep.model_fields))
+        return NoisedStep(**{**given, "noise": self.noise})
 
+
+#: Noise of all users, or of each.
+NOISES = {"anyOf": [{"type": "number"}, {"type": "array", "items": {"type": "number"}}]}
 
 #: What a release overlooks where it is told to, by name.
 Exceptions = Annotated[
@@ -208,10 +216,14 @@ class Gaussian(Colluding, NoisedStep):
     'server'
     """
 
-    noise_by_user: tuple[float, ...] | None = None
-    """σ_i of each user, in the users' order, if they differ; 'train' writes what it solved for from
-    a table of budgets. Value: a list of numbers above 0, the smallest of which is privacy.noise.
-    Example: ``[30.0, 60.0]``"""
+    noise: Annotated[float, WithJsonSchema(NOISES)] = Field(
+        default=1.0, ge=0, allow_inf_nan=False, json_schema_extra={"default": None}
+    )
+    """σ_g, the noise in units of the sensitivity 2C/b, or a list with σ_i of each user, in the
+    users' order; 'train' writes the list that it solved for from a table of budgets. It is half of
+    what Opacus calls the noise multiplier. Value: a number, 0 or more, or a list of numbers above
+    0. Example: ``30.0``"""
+    _noises: tuple[float, ...] | None = PrivateAttr(default=None)
     epsilon: float | dict[str, float] | None = None
     """The ε to spend, instead of noise: the noise is solved from it. A table gives users budgets of
     their own, by name; the key 'default' is for all that it does not name. Value: a number above 0,
@@ -242,6 +254,26 @@ class Gaussian(Colluding, NoisedStep):
             return {**given, "secret": True}
         return given
 
+    @model_validator(mode="wrap")
+    @classmethod
+    def _of_each_user(cls, given: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
+        """Of a list of noises, the smallest is σ_g."""
+        listed = given.get("noise") if isinstance(given, Mapping) else None
+        if not isinstance(listed, list | tuple):
+            return validate(given)
+        if not listed:
+            raise BadInput(
+                "not-a-list", "privacy.noise is an empty list; give a number, or one for each user"
+            )
+        for place, noise in enumerate(listed):
+            name = f"privacy.noise[{place}]"
+            if not number(name, noise) > 0:
+                raise BadInput("noise-out-of-range", f"{name} is {noise!r}; give a number above 0")
+            check_noise(name, noise)
+        made = validate({**given, "noise": min(listed)})
+        made._noises = tuple(map(float, listed)) if len(set(listed)) > 1 else None
+        return made
+
     @model_validator(mode="after")
     def _agreeing(self) -> Self:
         self._check_one()
@@ -254,8 +286,6 @@ class Gaussian(Colluding, NoisedStep):
                     f"{name} is {epsilon:g}; give a number above 0, such as 2 (smaller is "
                     f"stronger)",
                 )
-        if self.noise_by_user is not None:
-            self._check_noises(self.noise_by_user)
         if self.delta is not None and self.delta != RECORDS:
             check_delta("privacy.delta", self.delta)
         if self.budget_file == "":
@@ -267,12 +297,6 @@ class Gaussian(Colluding, NoisedStep):
     def _check_one(self) -> None:
         """Either noise or epsilon."""
         given = "noise" in self.model_fields_set
-        if not given and self.noise_by_user is not None:
-            raise BadInput(
-                "missing-key",
-                f"privacy.noise_by_user is given without privacy.noise; set privacy.noise to the "
-                f"smallest of it, {min(self.noise_by_user, default=1.0)!r}",
-            )
         if given != (self.epsilon is None):
             said = "both are given" if given else "neither is given"
             remedy = "set privacy.noise or privacy.epsilon"
@@ -286,26 +310,16 @@ class Gaussian(Colluding, NoisedStep):
     def _solved(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Noise that is still to be solved for is not written."""
         values: dict[str, Any] = plain(self)
+        if self._noises is not None and "noise" in values:
+            values["noise"] = list(self._noises)
         if self.epsilon is not None:
             values.pop("noise", None)
         return values
 
-    def _check_noises(self, noises: Sequence[float]) -> None:
-        """σ_i must be usable, and σ_g the smallest of them."""
-        if not noises:
-            raise BadInput(
-                "not-a-list",
-                "privacy.noise_by_user is empty; give a list with the noise of every user",
-            )
-        for place, noise in enumerate(noises):
-            name = f"privacy.noise_by_user[{place}]"
-            check_noise(name, noise)
-        if min(noises) != self.noise:
-            raise BadInput(
-                "noise-disagrees",
-                f"privacy.noise is {self.noise:g}, and the smallest of privacy.noise_by_user is "
-                f"{min(noises):g}; set privacy.noise = {min(noises)!r}",
-            )
+    @property
+    def noise_by_user(self) -> tuple[float, ...] | None:
+        """σ_i of each user; None where all have the same."""
+        return self._noises
 
     @property
     def allowed(self) -> tuple[str, ...] | None:
@@ -316,10 +330,16 @@ class Gaussian(Colluding, NoisedStep):
         """σ_i."""
         return self.noise if self.noise_by_user is None else self.noise_by_user[user]
 
+    def with_noise(self, noise: float) -> Gaussian:
+        """These limits with a noise that was checked, for all users."""
+        copy = self.model_copy(update={"noise": noise})
+        copy._noises = None
+        return copy
+
     def with_step(self, step: NoisedStep, noises: tuple[float, ...] | None = None) -> Gaussian:
         """These limits, on what the parties agreed to do in a step."""
-        own = {"noise_by_user": noises, "epsilon": None, "release": None}
-        return self.changed(**step.model_dump(), **own)
+        own = {"noise": noises or step.noise, "epsilon": None, "release": None}
+        return self.changed(**{**step.model_dump(), **own})
 
     def against(self, run: Mechanism) -> Adversary:
         """The adversary that ``epsilon`` is promised to."""

@@ -83,8 +83,7 @@ def solve_noise(run: Run, epsilon: Epsilon) -> Run:
 def _with_noise(run: Run, noises: Sequence[float]) -> Run:
     """The run with this noise of all users, or of each."""
     assert run.privacy is not None
-    several = tuple(noises) if len(set(noises)) > 1 else None
-    solved = run.privacy.changed(noise=min(noises), noise_by_user=several, epsilon=None)
+    solved = run.privacy.changed(noise=tuple(noises), epsilon=None)
     task = _sums_in_place_of(run.task, run.algorithm, run.roster, solved)
     return replace(run, task=task, privacy=solved)
 

@@ -111,7 +111,7 @@ class Run:
             noise = self.sums.noise_for(members, noise)
         if noise == self.privacy.noise and self.privacy.noise_by_user is None:
             return self.privacy
-        return self.privacy.model_copy(update={"noise": noise, "noise_by_user": None})
+        return self.privacy.with_noise(noise)
 
     @cached_property
     def weights(self) -> Tensor:

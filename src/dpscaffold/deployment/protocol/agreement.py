@@ -516,7 +516,7 @@ def _by_name(sites: Sequence[str], noises: Sequence[float]) -> dict[str, float]:
     if len(sites) != len(noises):
         raise BadInput(
             "count-differs",
-            f"privacy.noise_by_user has {len(noises)} numbers, and deploy.records names "
+            f"privacy.noise has {len(noises)} numbers, and deploy.records names "
             f"{len(sites)} sites; give one number for each, in their order",
         )
     return dict(zip(sites, noises, strict=True))

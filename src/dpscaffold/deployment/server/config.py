@@ -232,10 +232,8 @@ class ServerConfiguration(ConfigTable):
         if self._mechanism is not None:
             tables["privacy"] |= {
                 "secret": self._mechanism.secret,
-                "noise": self._mechanism.noise,
+                "noise": self._mechanism.stored()["noise"],
             }
-            if self._mechanism.noise_by_user is not None:
-                tables["privacy"]["noise_by_user"] = list(self._mechanism.noise_by_user)
             tables["privacy"].pop("epsilon", None)  # solved, as in a training run's file
         return tables
 
