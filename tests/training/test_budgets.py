@@ -172,6 +172,8 @@ def test_other_mistakes_are_refused():
         Gaussian(0.7, 2.5, noise_by_user=(2.5, 3.0))
     with refuses("count-differs: privacy.noise … 2 … 6"):
         setting("fedavg", "logistic", Gaussian(0.7, (2.5, 3.0)))
+    with refuses("count-differs: privacy.noise … 2 … 6"):
+        setting("fedavg", "logistic", Gaussian(0.7, (3.0, 3.0)))
     with refuses("median-clip: noise"):
         setting("fedavg", "logistic", Gaussian("median", 1.0), weighting="noise")
     named = replace(data.roster, names=("default", *data.roster.names[1:]))

@@ -271,7 +271,7 @@ class Gaussian(Colluding, NoisedStep):
                 raise BadInput("noise-out-of-range", f"{name} is {noise!r}; give a number above 0")
             check_noise(name, noise)
         made = validate({**given, "noise": min(listed)})
-        made._noises = tuple(map(float, listed)) if len(set(listed)) > 1 else None
+        made._noises = tuple(map(float, listed))
         return made
 
     @model_validator(mode="after")

@@ -83,7 +83,8 @@ def solve_noise(run: Run, epsilon: Epsilon) -> Run:
 def _with_noise(run: Run, noises: Sequence[float]) -> Run:
     """The run with this noise of all users, or of each."""
     assert run.privacy is not None
-    solved = run.privacy.changed(noise=tuple(noises), epsilon=None)
+    noise = tuple(noises) if len(set(noises)) > 1 else noises[0]
+    solved = run.privacy.changed(noise=noise, epsilon=None)
     task = _sums_in_place_of(run.task, run.algorithm, run.roster, solved)
     return replace(run, task=task, privacy=solved)
 
