@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from scipy.optimize import minimize
+from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from dpscaffold.errors import BadInput
@@ -102,7 +103,8 @@ def fit_sites(
         )
     if isinstance(task, Linear) and task.loss == LOSSES["squared"]:
         return [_ClosedForm(task, rows, centre).fit(strength) for rows in sites]
-    return [_Fits(task, rows, centre).fit(strength) for rows in sites]
+    with threadpool_limits(1, "blas"):  # its threads and PyTorch's would wait for each other
+        return [_Fits(task, rows, centre).fit(strength) for rows in sites]
 
 
 def better_of(fits: Sequence[NearFit]) -> NearFit:

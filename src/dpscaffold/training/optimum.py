@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from scipy.optimize import minimize
+from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from dpscaffold.errors import BadInput
@@ -76,7 +77,8 @@ def solve(federation: Federation, task: Task, regularisation: float) -> Optimum:
 
     start = task.initial(0).double().numpy()
     options = {"maxiter": 5000, "maxfun": 10000, "maxcor": 30, "gtol": 1e-9, "ftol": 1e-16}
-    found = minimize(value_and_gradient, start, jac=True, method="L-BFGS-B", options=options)
+    with threadpool_limits(1, "blas"):  # its threads and PyTorch's would wait for each other
+        found = minimize(value_and_gradient, start, jac=True, method="L-BFGS-B", options=options)
     params = torch.from_numpy(found.x)
     evaluator = Evaluator(federation, task, regularisation, torch.device("cpu"))
     metrics = evaluator.test_side(params.float())
