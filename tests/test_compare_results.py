@@ -41,7 +41,8 @@ def test_every_run_has_its_arrays():
 def test_another_step_size_is_noticed():
     run = next(run for run in configurations.read() if run.id == "fedavg")
     plan = {**run.tables["plan"], "learning_rate": 0.5002}
-    new = configurations.made({**run.tables, "plan": plan})["parameters"]
+    tables = renamed({**run.tables, "plan": plan}, tomllib.loads(RENAMES.read_text("utf-8")))
+    new = configurations.made(tables)["parameters"]
     assert apart("a", configurations.frozen()[run.id]["parameters"], new, run.tolerance).why
 
 

@@ -491,5 +491,5 @@ def test_a_table_that_is_none_and_a_number_beyond_drawing_are_refused():
             parse_tuning({"tune": asked})
     with refuses("out-of-range: at most 1,000,000"):
         parse_tuning({"tune": PRIVATE | {"trials": 1e9}})
-    with refuses("not-a-number: trials is true"):
+    with refuses("not-a-number: tune.trials is True"):
         parse_tuning({"tune": PRIVATE | {"trials": True}})

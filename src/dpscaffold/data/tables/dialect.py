@@ -358,22 +358,15 @@ def guess_delimiter(lines: Sequence[str]) -> str:
 def guess_decimal(lines: Sequence[str], delimiter: str, path: Path) -> str:
     """The sign before the decimals; a file that uses both is refused.
 
-    >>> guess_decimal(["age;stay", "31;4,5"], ";", Path("a.csv"))
+    >>> guess_decimal(["age;stay", "31; 4,5 "], ";", Path("a.csv"))
     ','
     """
-    if delimiter == ",":
-        quoted = [cell for line in csv.reader(lines[1:]) for cell in line]
-        return (
-            ","
-            if any(map(_COMMA.fullmatch, quoted)) and not any(map(_POINT.fullmatch, quoted))
-            else "."
-        )
-    cells = [cell for line in csv.reader(lines[1:], delimiter=delimiter) for cell in line]
-    commas = sum(bool(_COMMA.fullmatch(cell)) for cell in cells)
-    points = sum(bool(_POINT.fullmatch(cell)) for cell in cells)
-    if commas and points:
+    rows = csv.reader(lines[1:], delimiter=delimiter)
+    cells = [cell.strip() for row in rows for cell in row]
+    commas, points = (any(map(sign.fullmatch, cells)) for sign in (_COMMA, _POINT))
+    if commas and points and delimiter != ",":
         raise BadInput(
             "ambiguous-decimal",
             f"{path} writes decimals with a comma and with a point; say which with decimal = ','",
         )
-    return "," if commas else "."
+    return "," if commas and not points else "."
