@@ -94,7 +94,7 @@ def test_the_table_tells_reachable_from_running():
     lines = server_lines(STATUS)
     assert lines[0] == "run ab12: running, round 3 of 10"
     assert [line.split(maxsplit=2)[2] for line in lines[2:]] == [
-        "running", "reachable, but policy-noise", "not reachable (no-answer)"]  # fmt: skip
+        "answered", "reachable, but policy-noise", "not reachable (no-answer)"]  # fmt: skip
 
 
 def test_a_run_says_who_is_reachable_and_what_is_spent(tmp_path):

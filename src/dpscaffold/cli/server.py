@@ -189,7 +189,7 @@ def status(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> None:
-    """Show the progress of a run and which of its sites are reachable and running."""
+    """Show the progress of a run and which of its sites answer or can be reached."""
     from dpscaffold.deployment.observe.status import read_server_status, server_lines
 
     found = read_server_status(run_folder)

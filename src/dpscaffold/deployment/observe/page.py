@@ -43,7 +43,7 @@ def status_page(status: ServerStatus) -> str:
     """The page of a run."""
     age = status.age
     facts = {
-        "sites running": f"{sum(site.running for site in status.sites)} of {len(status.sites)}",
+        "sites that answered": f"{sum(site.answered for site in status.sites)} of {len(status.sites)}",
         "last round": f"{status.round_seconds:.1f} s",
         "total time": _duration(status.seconds),
         "sent / received": f"{_size(status.bytes_sent)} / {_size(status.bytes_received)}",
@@ -73,7 +73,7 @@ def server_pages(folder: Path) -> dict[str, Page]:
 
 
 def _row(site: SiteRow) -> str:
-    tone = "ok" if site.running else "warn" if site.reachable else "bad"
+    tone = "ok" if site.answered else "warn" if site.reachable else "bad"
     return (
         f'<tr><td>{escape(site.name)}</td><td class="n">{site.participations}</td>'
         f'<td class="{tone}">{escape(site.words)}</td></tr>'

@@ -25,7 +25,7 @@ STOPPED = "stopped, server run --resume goes on"
 @dataclass(frozen=True)
 class SiteRow:
     """One site of a run: ``reachable`` says that its connection was open when it was last asked,
-    ``running`` that it took part. ``last`` is 'answered' or the reason why not."""
+    ``answered`` that it took part. ``last`` is 'answered' or the reason why not."""
 
     name: str
     participations: int
@@ -33,15 +33,15 @@ class SiteRow:
     reachable: bool
 
     @property
-    def running(self) -> bool:
+    def answered(self) -> bool:
         """Whether it took part in the last round that asked it."""
         return self.last == "answered"
 
     @property
     def words(self) -> str:
         """For people."""
-        if self.running:
-            return "running"
+        if self.answered:
+            return "answered"
         return f"reachable, but {self.last}" if self.reachable else f"not reachable ({self.last})"
 
 
