@@ -43,7 +43,7 @@ def status_page(status: ServerStatus) -> str:
     """The page of a run."""
     age = status.age
     facts = {
-        "sites that answered": f"{sum(site.answered for site in status.sites)} of {len(status.sites)}",
+        "answered": f"{sum(site.answered for site in status.sites)} of {len(status.sites)} sites",
         "last round": f"{status.round_seconds:.1f} s",
         "total time": _duration(status.seconds),
         "sent / received": f"{_size(status.bytes_sent)} / {_size(status.bytes_received)}",
