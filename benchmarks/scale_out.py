@@ -67,7 +67,7 @@ def measure(given: dict[str, Any]) -> None:
         os.sched_setaffinity(0, given["cores"])
     if given.get("share_gpu"):  # NCCL allows it for processes of different machines alone
         os.environ["NCCL_HOSTID"] = os.environ["RANK"]
-    from dpscaffold.training import train
+    from dpscaffold.training.train import train
 
     several = int(os.environ["WORLD_SIZE"]) > 1
     clock = Clock() if several and given["what"] == "share" else None
@@ -78,7 +78,7 @@ def measure(given: dict[str, Any]) -> None:
             *arguments,
             distributed=several,
             device=given.get("device", "cpu"),
-            observer=lambda round, row: times.append(time.perf_counter()),
+            on_round=lambda row: times.append(time.perf_counter()),
         )
     gaps = np.diff(times[given.get("warm", 2) :]).tolist()
     found = {

@@ -32,7 +32,7 @@ def main() -> None:
                 scaffold(),
                 plan,
                 Gaussian(clip=1.5, noise=60.0, secret=secret),
-                observer=lambda round, row, marks=marks: marks.append(time.perf_counter()),
+                on_round=lambda row, marks=marks: marks.append(time.perf_counter()),
             )
             # The first round warms caches and the last one is evaluated.
             taken[secret] += [after - before for before, after in pairwise(marks[:-1])]

@@ -39,7 +39,7 @@ def environment(rank: int, count: int, port: int) -> dict[str, str]:
 
 
 #: What processes share: it takes longer to import than to run.
-IMPORTED = ["dpscaffold.training.front", "torch._dynamo", "scipy.signal", "dp_accounting.rdp"]
+IMPORTED = ["dpscaffold.training.train", "torch._dynamo", "scipy.signal", "dp_accounting.rdp"]
 
 #: A function and what it is called with, after the number of the rank.
 Call = tuple[Any, ...]

@@ -196,8 +196,9 @@ def test_a_run_is_followed_in_tensorboard(tmp_path: Path) -> None:
     from dpscaffold.training.tracking import tracker
 
     settings = load(None, [], TABLES)
-    listener = tracker("tensorboard", tmp_path / "run", settings)
-    result = run(TABLES, out=tmp_path / "run", listener=listener)
+    followed = tracker("tensorboard", tmp_path / "run", settings)
+    result = run(TABLES, out=tmp_path / "run", on_round=followed)
+    followed.close(result.ended)
     read = EventAccumulator(str(tmp_path / "tensorboard" / "run")).Reload()
     found = [(event.step, event.value) for event in read.Scalars("test_accuracy")]
     wanted = {row["round"]: row["test_accuracy"] for row in result.history}
@@ -214,8 +215,9 @@ def test_a_run_is_followed_in_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/mlflow.db")
     tracker("mlflow", tmp_path / "refused", load(None, [], TABLES))  # nothing comes of this one
-    listener = tracker("mlflow", tmp_path / "run", load(None, [], TABLES))
-    result = run(TABLES, out=tmp_path / "run", listener=listener)
+    followed = tracker("mlflow", tmp_path / "run", load(None, [], TABLES))
+    result = run(TABLES, out=tmp_path / "run", on_round=followed)
+    followed.close(result.ended)
     client = mlflow.MlflowClient()
     (found,) = client.search_runs([e.experiment_id for e in client.search_experiments()])
     assert found.info.run_name == "run" and found.info.status == "FINISHED"

@@ -28,6 +28,7 @@ from safetensors.torch import load_file
 from small import federation
 from typer.testing import CliRunner
 
+import dpscaffold.training.train as training
 from dpscaffold import Federation, Gaussian, Logistic, Plan, fedavg, train
 from dpscaffold.cli import app
 from dpscaffold.config import load
@@ -40,7 +41,6 @@ from dpscaffold.randomness.streams import OneRound, Randomness
 from dpscaffold.report import outcome, story
 from dpscaffold.report.blocks import Section, Text
 from dpscaffold.runs.journal import START
-from dpscaffold.training import in_progress
 
 #: A release as the recipe describes it. A round is one step with all records: what one of them
 #: moves is known.
@@ -494,15 +494,15 @@ def test_a_leak_on_a_page_is_seen(pair: tuple[HandOut, HandOut], leak: Any) -> N
 
 def a_loss_in_the_statement(patch: pytest.MonkeyPatch) -> None:
     """A number of private records in the statement that goes along with the model."""
-    real = in_progress.RunInProgress._finish
+    real = training._result
 
-    def leaky(self: Any, *given: Any) -> Any:
-        found = self.history[-1]["train_loss"]
-        stated = replace(self.accounts.statement(), by_group=(found,))
-        self.accounts.statement = lambda: stated
-        return real(self, *given)
+    def leaky(asked: Any, training: Any, *given: Any) -> Any:
+        found = training.history[-1]["train_loss"]
+        stated = replace(training.account.statement(), by_group=(found,))
+        training.account.statement = lambda: stated
+        return real(asked, training, *given)
 
-    patch.setattr(in_progress.RunInProgress, "_finish", leaky)
+    patch.setattr(training, "_result", leaky)
 
 
 def statistics_of_the_records(patch: pytest.MonkeyPatch) -> None:

@@ -527,7 +527,7 @@ _LATE = (
     "models.predict",
     "deployment.provision.invitations",
     "report.story",
-    "training.front",
+    "training.train",
     "cli.audit",
     "cli.demo",
     "cli.train",

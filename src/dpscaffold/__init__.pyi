@@ -22,6 +22,6 @@ from .tasks import Logistic as Logistic
 from .tasks import Mlp as Mlp
 from .tasks import ModuleTask as ModuleTask
 from .tasks import Task as Task
-from .training import Result as Result
-from .training import train as train
-from .training.from_config import run as run
+from .training.result import Result as Result
+from .training.train import run as run
+from .training.train import train as train

@@ -140,8 +140,8 @@ def test_towards_whole_users_the_noise_is_not_divided_by_the_batch(engine, priva
 def test_a_run_that_was_cut_goes_on_as_it_would_have(tmp_path, engine, warm):
     """Every slot, the users' and the server's: a depends on all four."""
 
-    def cut(round, row):
-        if round == 4:
+    def cut(row):
+        if row.round == 4:
             raise InterruptedError
 
     data = federation(UNEQUAL)
@@ -151,7 +151,7 @@ def test_a_run_that_was_cut_goes_on_as_it_would_have(tmp_path, engine, warm):
     asked = (data, Logistic(data.dimension, data.classes), algorithm, plan, Gaussian(1.0, 0.1))
     whole = train(*asked, engine=engine)
     with pytest.raises(InterruptedError):
-        train(*asked, engine=engine, out=tmp_path, observer=cut)
+        train(*asked, engine=engine, out=tmp_path, on_round=cut)
     rest = train(*asked, engine=engine, out=tmp_path, resume=True)
     assert torch.equal(whole.params, rest.params)
     shown = ("trust", "control_spread", "control_norm")

@@ -8,6 +8,7 @@ import resource
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from refusals import refuses
@@ -187,7 +188,7 @@ def test_compare_as_json_writes_a_figure_only_when_asked(finished, monkeypatch, 
 def test_tracking_says_that_epsilon_does_not_cover_what_it_hands_on(tmp_path, monkeypatch, capsys):
     """Even where nothing else is printed: a tracker may be a server of somebody else's."""
     (tmp_path / "c.toml").write_text(SMALL)
-    monkeypatch.setattr("dpscaffold.training.tracking.tracker", lambda *given: lambda event: None)
+    monkeypatch.setattr("dpscaffold.training.tracking.tracker", lambda *given: Mock())
     words = ("train", "c.toml", "--out", "run", "-q", "--track", "mlflow")
     code, out, err = here(monkeypatch, capsys, tmp_path, *words)
     assert code == 0 and not out

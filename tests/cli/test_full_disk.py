@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from typed import TABLE
 
-from dpscaffold.config import load
-from dpscaffold.training.from_config import run_settings
+from dpscaffold.training.train import run
 
 WITH_NOISE = TABLE + "[privacy]\nnoise = 4.0\n"
 LINES = (
@@ -54,7 +53,7 @@ def home(tmp_path: Path, monkeypatch) -> Path:
     (tmp_path / "table.csv").write_text(f"age,site,ill\n{rows}\n")
     (tmp_path / "c.toml").write_text(WITH_NOISE)
     monkeypatch.chdir(tmp_path)
-    run_settings(load(tmp_path / "c.toml"), tmp_path / "run", quiet=True)
+    run(tmp_path / "c.toml", out=tmp_path / "run")
     return tmp_path
 
 
@@ -96,7 +95,7 @@ def test_a_full_disk_is_one_sentence_for_every_command(home: Path) -> None:
     lost = {name for name in before if after.get(name) != before[name]}
     assert lost <= {"run/privacy.json", "run/privacy.md"}, lost
     assert not set(after) - set(before), "nothing half-written is left"
-    resumed = run_settings(load(home / "run" / "config.toml"), home / "run", True, quiet=True)
+    resumed = run(home / "run" / "config.toml", out=home / "run", resume=True)
     assert resumed.rounds == 2 and (home / "run" / "privacy.json").exists()
 
 
@@ -113,7 +112,7 @@ def test_a_disk_that_fills_up_in_the_middle_of_a_file_is_one_sentence(home: Path
     assert left == [home / "run" / "checkpoint.pt"]
     for room in rooms:
         folder = home / f"new{room}"
-        run_settings(load(folder / "config.toml"), folder, True, quiet=True)
+        run(folder / "config.toml", out=folder, resume=True)
         assert (folder / "model").exists()
 
 

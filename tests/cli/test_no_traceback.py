@@ -52,12 +52,11 @@ def command(monkeypatch, capsys, tmp_path):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    from dpscaffold.config import load
-    from dpscaffold.training.from_config import run_settings
+    from dpscaffold.training.train import run
 
     folder = tmp_path_factory.mktemp("finished")
     (folder / "c.toml").write_text(SMALL)
-    run_settings(load(folder / "c.toml"), folder / "run", quiet=True)
+    run(folder / "c.toml", out=folder / "run")
     return folder / "run"
 
 

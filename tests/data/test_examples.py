@@ -10,7 +10,7 @@ import pytest
 
 from dpscaffold.config import load
 from dpscaffold.data import load_federation, parse_data
-from dpscaffold.training import train
+from dpscaffold.training.train import train
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted(ROOT.glob("examples/femnist-*.toml")) + sorted(ROOT.glob("examples/mnist-*.toml"))

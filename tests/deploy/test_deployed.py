@@ -118,14 +118,14 @@ def test_a_killed_server_resumes_to_the_same_end(tmp_path, kill):
 def test_a_server_killed_before_its_checkpoint_counts_the_round_once(tmp_path, monkeypatch):
     """The round is asked again and the sites repeat their stored answers: one release."""
     world = World(tmp_path / "sites", "scaffold", privacy=SECRET, rounds=4, user_ratio=1.0)
-    real = DeployedRun.checkpoint
+    real = DeployedRun.memory
 
-    def die(self, state):
-        if state.round == 3:
+    def die(self):
+        if self.training.state.round == 3:
             raise Killed
-        return real(self, state)
+        return real(self)
 
-    monkeypatch.setattr(DeployedRun, "checkpoint", die)
+    monkeypatch.setattr(DeployedRun, "memory", die)
     with pytest.raises(Killed):
         deployment(world, tmp_path / "run").run(world.names, False)
     monkeypatch.undo()

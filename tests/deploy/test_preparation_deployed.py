@@ -288,8 +288,8 @@ def test_a_site_that_dies_in_the_preparation_spends_no_less_than_what_left(tmp_p
 @pytest.mark.parametrize(
     ("secure", "at"),
     [
-        (False, "checkpoint"),
-        pytest.param(True, "checkpoint", marks=pytest.mark.slow),
+        (False, "memory"),
+        pytest.param(True, "memory", marks=pytest.mark.slow),
         pytest.param(False, "_finish", marks=pytest.mark.slow),
         pytest.param(True, "_finish", marks=pytest.mark.slow),
     ],

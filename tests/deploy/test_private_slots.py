@@ -68,7 +68,7 @@ def test_loop_and_simulator_keep_it_and_neither_shows_it():
         assert float(reached.memories["habit"].norm()) > 0
     torch.testing.assert_close(one.memories["habit"], other.memories["habit"], rtol=1e-4, atol=1e-6)
     engine = made[1].engine
-    shown = slot_metrics(run.algorithm, other.state.server, engine.memories)
+    shown = slot_metrics(run.algorithm, other.state.server, engine.memories.largest())
     assert "largest_user_control" in shown and "largest_user_habit" not in shown
 
 

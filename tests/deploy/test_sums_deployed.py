@@ -65,17 +65,17 @@ def test_a_killed_server_resumes_to_the_same_end(tmp_path, kill):
 
 def test_a_server_killed_before_its_checkpoint_repeats_the_attempt(tmp_path, monkeypatch):
     world = SumWorld(tmp_path / "sites", rounds=4)
-    real = DeployedRun.checkpoint
+    real = DeployedRun.memory
 
-    def die(self, state):
-        if state.round == 3:
+    def die(self):
+        if self.training.state.round == 3:
             raise Killed
-        return real(self, state)
+        return real(self)
 
-    monkeypatch.setattr(DeployedRun, "checkpoint", die)
+    monkeypatch.setattr(DeployedRun, "memory", die)
     with pytest.raises(Killed):
         served_by(world, tmp_path / "run").run(world.names, False)
-    monkeypatch.setattr(DeployedRun, "checkpoint", real)
+    monkeypatch.setattr(DeployedRun, "memory", real)
     served = served_by(world, tmp_path / "run").run(world.names, True)
     assert torch.equal(served.state.params, simulated(world).reached.params)
     counts = [next(iter(world.ledger(name).runs.values())).participations for name in world.names]

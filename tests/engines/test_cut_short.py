@@ -52,7 +52,7 @@ def test_a_round_that_is_cut_short_comes_again_as_it_was(monkeypatch, tmp_path):
 
     monkeypatch.setattr(devices.BatchOverflow, "happened", happened)
     rounds = []
-    found = end(out=tmp_path / "run", observer=lambda round, row: rounds.append(round))
+    found = end(out=tmp_path / "run", on_round=lambda row: rounds.append(row.round))
     assert any(again)
     torch.testing.assert_close(found.params, meant.params, rtol=1e-5, atol=1e-6)
     assert rounds == [1, 2, 3, 4, 5, 6] and found.ended == "completed"

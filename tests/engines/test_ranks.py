@@ -30,6 +30,7 @@ from small import EVERY, PRIVACIES, TASKS
 
 from dpscaffold.errors import RankLost
 from dpscaffold.runs.folder import RunFolder
+from dpscaffold.runs.history import HistoryRow
 
 EVERYTHING = [*FAST, *(Case(a, t, p) for a in EVERY for t in TASKS for p in PRIVACIES)]
 
@@ -72,12 +73,12 @@ def found(folder):
     """What two ranks came to in one session: of the cases, and of a run whose rank 1 is killed at
     the end. One of their runs was begun by one process."""
 
-    def stop(round: int, row: object) -> None:
-        if round == 3:
+    def stop(row: HistoryRow) -> None:
+        if row.round == 3:
             raise ConnectionError
 
     with pytest.raises(ConnectionError):
-        reached(KILLED, out=folder / "resumed", observer=stop)
+        reached(KILLED, out=folder / "resumed", on_round=stop)
     assert RunFolder(folder / "resumed").load_checkpoint().state.round == 2
     return on_ranks(2, folder, (small_matrix, folder), (dies, folder / "killed"))
 

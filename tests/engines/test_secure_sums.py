@@ -337,13 +337,13 @@ def test_a_run_resumes_where_it_stopped(tmp_path):
     plan = Plan(rounds=6, local_steps=1, user_ratio=1.0, data_ratio=0.2, checkpoint_every=2, seed=4)
     given = (data, Logistic(4, 3), fedavg(), plan, Gaussian(1.0, 2.0))
 
-    def stop(round, row):
-        if round == 3:
+    def stop(row):
+        if row.round == 3:
             raise KeyboardInterrupt
 
     whole = train(*given, secure=Secure(1), out=tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
-        train(*given, secure=Secure(1), out=tmp_path / "cut", observer=stop)
+        train(*given, secure=Secure(1), out=tmp_path / "cut", on_round=stop)
     with refuses("configuration-changed: secure"):
         train(*given, secure=Secure(2), out=tmp_path / "cut", resume=True)
     with refuses("configuration-changed: secure"):

@@ -164,13 +164,13 @@ def test_a_run_is_resumed_with_the_same_noise(tmp_path, engine):
         given = (data, run.task, run.algorithm, plan, privacy)
         return train(*given, engine=engine, out=tmp_path / folder, **more)
 
-    def stop(round, row):
-        if round == 2:
+    def stop(row):
+        if row.round == 2:
             raise KeyError("stopped")
 
     whole = go("a")
     with pytest.raises(KeyError):
-        go("b", observer=stop)
+        go("b", on_round=stop)
     resumed = go("b", resume=True)
     assert np.array_equal(whole.params, resumed.params)
     assert (

@@ -28,11 +28,11 @@ def test_a_bar_shows_the_rounds_of_the_stack_within_the_terminal(
     with Rounds(caught, quiet, "planning") as watcher:
         for stack in (1, 2):
             watcher(StackBegun("planning", stack, 2, 400, 1.0))
-            watcher(RoundDone(120, 400, [], []))
+            watcher(RoundDone(120, 400))
             watcher.bars.refresh()
         caught.append("SIGINT")
         with pytest.raises(StopRequested, match="SIGINT"):
-            watcher(RoundDone(121, 400, [], []))
+            watcher(RoundDone(121, 400))
     lines = (
         re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written.getvalue()).replace("\r", "\n").split("\n")
     )

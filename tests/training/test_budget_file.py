@@ -75,7 +75,7 @@ def test_a_run_is_granted_its_whole_plan(federation, file, tmp_path):
         federation,
         file,
         tmp_path / "run",
-        observer=lambda round, row: seen.append(BudgetFile(file).read()),
+        on_round=lambda row: seen.append(BudgetFile(file).read()),
     )
     run = result.setting.describe()
     contents = BudgetFile(file).read()
@@ -95,7 +95,7 @@ def test_a_draw_that_nobody_chose_is_granted_over_the_draw(federation, file, tmp
     a crash makes a run release again."""
     plan = PLAN.changed(seed=None)
     with pytest.raises(Crash):
-        go(federation, file, tmp_path / "run", plan=plan, observer=die_after(5))
+        go(federation, file, tmp_path / "run", plan=plan, on_round=die_after(5))
     (grant,) = BudgetFile(file).read().grants.values()
     result = go(federation, file, tmp_path / "run", plan=plan)
     run = result.setting.describe()
@@ -134,7 +134,7 @@ def test_the_rounds_that_would_fit_do(federation, tmp_path):
 def test_rounds_run_again_raise_the_grant(federation, file, tmp_path):
     """Killed after round 5 with a checkpoint at 3: rounds 4 and 5 are released twice."""
     with pytest.raises(Crash):
-        go(federation, file, tmp_path / "run", observer=die_after(5))
+        go(federation, file, tmp_path / "run", on_round=die_after(5))
     before = BudgetFile(file).read()
     result = go(federation, file, tmp_path / "run")
     assert result.ended == "completed" and journalled(tmp_path / "run") == (6, (1, 1))
@@ -150,7 +150,7 @@ def test_a_repeat_without_room_halts(federation, tmp_path):
     run = go(federation, None).setting.describe()
     BudgetFile.open(tmp_path / "b", price(run) * 1.0001, 0.01)
     with pytest.raises(Crash):
-        go(federation, str(tmp_path / "b"), tmp_path / "run", observer=die_after(5))
+        go(federation, str(tmp_path / "b"), tmp_path / "run", on_round=die_after(5))
     halted = go(federation, str(tmp_path / "b"), tmp_path / "run")
     first = 4 if price(run, again=(4,)) > price(run) * 1.0001 else 5
     assert price(run, again=(4, 5)) > price(run) * 1.0001
@@ -161,7 +161,7 @@ def test_a_repeat_without_room_halts(federation, tmp_path):
 
 def test_a_simulation_repeats_its_rounds_for_nothing(federation, file, tmp_path):
     with pytest.raises(Crash):
-        go(federation, file, tmp_path / "run", SEEDED, observer=die_after(5))
+        go(federation, file, tmp_path / "run", SEEDED, on_round=die_after(5))
     go(federation, file, tmp_path / "run", SEEDED)
     contents = BudgetFile(file).read()
     assert sum(contents.participations.values()) == 6 and len(contents.grants) == 1
@@ -171,7 +171,7 @@ def test_a_simulation_repeats_its_rounds_for_nothing(federation, file, tmp_path)
 
 def test_a_copy_of_a_run_is_noticed(federation, file, tmp_path):
     with pytest.raises(Crash):
-        go(federation, file, tmp_path / "run", observer=die_after(3))
+        go(federation, file, tmp_path / "run", on_round=die_after(3))
     shutil.copytree(tmp_path / "run", tmp_path / "copy")
     go(federation, file, tmp_path / "copy")
     with refuses("run-copied"):
@@ -180,21 +180,21 @@ def test_a_copy_of_a_run_is_noticed(federation, file, tmp_path):
 
 def test_a_copy_that_runs_at_the_same_time_is_noticed(federation, file, tmp_path):
     with pytest.raises(Crash):
-        go(federation, file, tmp_path / "run", observer=die_after(3))
+        go(federation, file, tmp_path / "run", on_round=die_after(3))
     shutil.copytree(tmp_path / "run", tmp_path / "copy")
 
-    def run_the_copy(round, row):
-        if round == 4:
+    def run_the_copy(row):
+        if row.round == 4:
             go(federation, file, tmp_path / "copy")
 
     with refuses("run-copied"):
-        go(federation, file, tmp_path / "run", observer=run_the_copy)
+        go(federation, file, tmp_path / "run", on_round=run_the_copy)
 
 
 @pytest.mark.parametrize("damage", ["shortened", "another", "gone"])
 def test_a_budget_file_that_lost_the_grant_is_refused(federation, file, tmp_path, damage):
     with pytest.raises(Crash):
-        go(federation, file, tmp_path / "run", observer=die_after(3))
+        go(federation, file, tmp_path / "run", on_round=die_after(3))
     path = tmp_path / "budget.jsonl"
     lines = path.read_text().splitlines(keepends=True)
     path.unlink()
@@ -244,7 +244,7 @@ def test_a_copy_from_between_the_ledger_and_the_budget_file(
             go(federation, file, tmp_path / "run")
     shutil.copytree(tmp_path / "run", tmp_path / "copy")
     with pytest.raises(Crash):
-        go(federation, file, tmp_path / "run", observer=die_after(4))
+        go(federation, file, tmp_path / "run", on_round=die_after(4))
     rounds, again = journalled(tmp_path / "run")
     assert (rounds, again) == (5, (1,))  # round 4 once more, so the copy lacks one
     assert sum(BudgetFile(file).read().participations.values()) == rounds + sum(again)

@@ -47,8 +47,8 @@ def go(federation, folder, privacy=SECRET, **options):
 def die_after(last):
     """An observer that dies when a round is over but not yet in a checkpoint."""
 
-    def observe(round, row):
-        if round == last:
+    def observe(row):
+        if row.round == last:
             raise Crash
 
     return observe
@@ -70,7 +70,7 @@ def crash(federation, folder, last, moment="after the round", **options):
         if moment == "before its uploads":
             patch.setattr(Simulator, "gather", dies)
         try:
-            go(federation, folder, observer=die_after(last), **options)
+            go(federation, folder, on_round=die_after(last), **options)
         except Crash:
             return True
     return False
@@ -101,9 +101,9 @@ def check(result):
 def stop_in_first_round():
     sent = []
 
-    def observe(round, row):
+    def observe(row):
         if not sent:
-            sent.append(round)
+            sent.append(row.round)
             signal.raise_signal(signal.SIGTERM)
 
     return observe
@@ -112,10 +112,10 @@ def stop_in_first_round():
 def watching(folder, run, then):
     """An observer that compares the ε of every round it is shown with the journal's."""
 
-    def observe(round, row):
+    def observe(row):
         assert row["epsilon_server"] >= released(folder, run) * (1 - 1e-9)
         if then:
-            then(round, row)
+            then(row)
 
     return observe
 
@@ -139,8 +139,8 @@ def test_every_epsilon_counts_what_was_lost(federation, tmp_path, ending, moment
     for last in crashes:
         assert crash(federation, folder, last, moment, privacy=privacy)
     then = stop_in_first_round() if ending == "interrupted" else None
-    observer = watching(folder, run, then)
-    result = go(federation, folder, privacy, observer=observer)
+    on_round = watching(folder, run, then)
+    result = go(federation, folder, privacy, on_round=on_round)
     assert result.ended == ending
     check(result)
     _, repeats = journalled(folder)
@@ -158,7 +158,7 @@ def described(federation, privacy):
 def test_a_statement_is_withdrawn_before_more_is_released(federation, tmp_path):
     """Stopped and stated, resumed and killed: the old statement would be too small, so it goes."""
     folder = tmp_path / "run"
-    first = go(federation, folder, observer=stop_in_first_round())
+    first = go(federation, folder, on_round=stop_in_first_round())
     assert first.ended == "interrupted" and (folder / "privacy.json").exists()
     crash(federation, folder, 5)
     assert not (folder / "privacy.json").exists() and not (folder / "privacy.md").exists()
@@ -170,13 +170,13 @@ CHILD = """
 import sys, time
 from dpscaffold import Gaussian, Logistic, Plan, fedavg, synthetic, train
 
-def observe(round, row):
-    if round == 8:
+def observe(row):
+    if row.round == 8:
         print("ready", flush=True)
         time.sleep(60)
 
 train(synthetic({data}), Logistic(40, 10), fedavg(), {plan}, {privacy}, out=sys.argv[1],
-      observer=observe)
+      on_round=observe)
 """
 
 
@@ -221,7 +221,7 @@ def test_a_second_run_in_one_folder_is_refused_for_the_life_of_the_first(
     monkeypatch.setattr("dpscaffold.atomic.PATIENCE", 0.0)
     heard = []
 
-    def intrude(round, row):
+    def intrude(row):
         for resume in (True, False):
             try:
                 train(
@@ -236,7 +236,7 @@ def test_a_second_run_in_one_folder_is_refused_for_the_life_of_the_first(
             except BadInput as error:
                 heard.append(str(error))
 
-    go(federation, tmp_path / "run", observer=intrude)
+    go(federation, tmp_path / "run", on_round=intrude)
     assert len(heard) == 18
     assert sum(f"another process ({os.getpid()}) is at work" in text for text in heard) == 9
     assert sum("already holds a run" in text for text in heard) == 9

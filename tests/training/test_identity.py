@@ -85,8 +85,8 @@ def test_runs_with_one_key_file_have_comparable_identities(federation, tmp_path)
     assert identity_of(tmp_path / "c") != identity_of(tmp_path / "a")
 
 
-def stop_after(round, row):
-    if round == 1:
+def stop_after(row):
+    if row.round == 1:
         raise KeyboardInterrupt
 
 
@@ -94,7 +94,7 @@ def test_resuming_needs_the_key(federation, tmp_path):
     """Its own, from the folder; the user's file may be named again, another one may not."""
     folder, file = tmp_path / "run", tmp_path / "records.key"
     with pytest.raises(KeyboardInterrupt):
-        go(federation, folder, data_key=file, observer=stop_after)
+        go(federation, folder, data_key=file, on_round=stop_after)
     other = tmp_path / "other.key"
     other.write_text("11" * 32)
     for wrong in (other, tmp_path / "none.key"):

@@ -25,6 +25,7 @@ from dpscaffold import Gaussian, Logistic, Plan, scaffold, synthetic, train
 from dpscaffold.privacy import Cost, Facts, Ledger, Part, describe, state
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.runs.budget_file import BudgetFile
+from dpscaffold.runs.history import HistoryRow
 from dpscaffold.runs.journal import Journal
 from dpscaffold.runs.ledger import read_account, read_entries
 
@@ -90,11 +91,11 @@ class Killed(Exception):
 
 
 def kill_at(number: int):
-    def observer(round: int, row: object) -> None:
-        if round == number:
+    def on_round(row: HistoryRow) -> None:
+        if row.round == number:
             raise Killed
 
-    return observer
+    return on_round
 
 
 def test_a_crash_among_the_further_rounds_is_counted(tmp_path: Path) -> None:
@@ -102,7 +103,7 @@ def test_a_crash_among_the_further_rounds_is_counted(tmp_path: Path) -> None:
     plan = PLAN.changed(evaluate_every=1)
     go(plan, tmp_path / "run", False, SECRET)
     with pytest.raises(Killed):
-        go(plan.changed(rounds=10), tmp_path / "run", True, SECRET, observer=kill_at(9))
+        go(plan.changed(rounds=10), tmp_path / "run", True, SECRET, on_round=kill_at(9))
     after = read_account(tmp_path / "run")
     assert max(e.round for e in read_entries(Journal(tmp_path / "run" / "ledger.jsonl"))) >= 9
     result = go(plan.changed(rounds=10), tmp_path / "run", True, SECRET)

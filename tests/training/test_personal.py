@@ -28,7 +28,6 @@ from dpscaffold import (
     run,
     train,
 )
-from dpscaffold.config import Configuration
 from dpscaffold.federation.schema import Target
 from dpscaffold.models.evaluate import evaluate, score_held_out
 from dpscaffold.models.export import export
@@ -41,7 +40,6 @@ from dpscaffold.tasks import Task
 from dpscaffold.tasks.linear import Linear
 from dpscaffold.tasks.losses import LOSSES
 from dpscaffold.tasks.near import NearFit, SiteRows, better_of, fit_sites
-from dpscaffold.training import from_config
 
 SQUARED = Linear(3, 1, LOSSES["squared"])
 
@@ -244,14 +242,6 @@ def test_a_run_keeps_the_three_numbers_and_its_report_shows_them(tmp_path: Path)
     done_here("report", tmp_path / "run", "--out", tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     assert "Whether joining helps" in page and kept["note"][:40] in page
-
-
-def test_fits_that_take_long_are_announced(monkeypatch: pytest.MonkeyPatch) -> None:
-    for most, expected in ((10**9, []), (10, ["fitting a local and a personal model"])):
-        monkeypatch.setattr(from_config, "LONG", most)
-        said: list[str] = []
-        from_config.run_settings(Configuration.model_validate(TABLES), None, warn=said.append)
-        assert [line[:36] for line in said if "fitting" in line] == expected
 
 
 def test_a_site_fits_its_own_table_on_the_command_line(tmp_path: Path) -> None:

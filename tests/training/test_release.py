@@ -251,12 +251,12 @@ def test_a_release_from_python_goes_on_with_its_own_draw(tmp_path):
     class Killed(Exception):
         pass
 
-    def dies(round, row):
-        if round == 3:
+    def dies(row):
+        if row.round == 3:
             raise Killed
 
     with pytest.raises(Killed):
-        from_python(tmp_path, out=tmp_path / "run", observer=dies, **OPEN)
+        from_python(tmp_path, out=tmp_path / "run", on_round=dies, **OPEN)
     result = from_python(tmp_path, out=tmp_path / "run", resume=True, **OPEN)
     assert result.ended == "completed" and not result.privacy.quotes_given
     lines = [json.loads(x) for x in (tmp_path / "run" / "ledger.jsonl").read_text().splitlines()]

@@ -47,8 +47,8 @@ class Cut(Exception):
     """Stops a run."""
 
 
-def cut(round, row):
-    if round == 5:
+def cut(row):
+    if row.round == 5:
         raise Cut
 
 
@@ -70,7 +70,7 @@ def go(federation, folder, algorithm=None, privacy=NOISY, **options):
 
 def begin(federation, folder, algorithm=None, privacy=NOISY, **options):
     with pytest.raises(Cut):
-        go(federation, folder, algorithm, privacy, observer=cut, **options)
+        go(federation, folder, algorithm, privacy, on_round=cut, **options)
 
 
 #: Why a run is not resumed: other records, settings, formats or a damaged ledger.
@@ -348,13 +348,13 @@ def test_a_forgery_while_a_run_is_stopped(federation, tmp_path, forge):
 
 
 def train_until_checkpoint(federation, folder):
-    def stop(round, row):
-        if round == 4:
+    def stop(row):
+        if row.round == 4:
             raise Cut
 
     with pytest.raises(Cut):
         plan = PLAN.changed(checkpoint_every=1)
-        train(federation, Logistic(40, 10), fedprox(0.1), plan, NOISY, out=folder, observer=stop)
+        train(federation, Logistic(40, 10), fedprox(0.1), plan, NOISY, out=folder, on_round=stop)
     for name, sign in (("config.toml", " = "), ("setting.json", '": ')):
         text = (folder / name).read_text()
         (folder / name).write_text(
@@ -427,7 +427,7 @@ def test_a_ledger_without_its_description(federation, tmp_path):
     plan = PLAN.changed(checkpoint_every=6)
     with pytest.raises(Cut):
         train(
-            federation, Logistic(40, 10), fedavg(), plan, NOISY, out=tmp_path / "run", observer=cut
+            federation, Logistic(40, 10), fedavg(), plan, NOISY, out=tmp_path / "run", on_round=cut
         )
     (tmp_path / "run" / "ledger.json").unlink()
     with refuses("ledger-missing"):

@@ -66,12 +66,12 @@ def test_warnings_still_reach_the_error_output(tmp_path, capsys, monkeypatch):
 
 @pytest.mark.parametrize("ends", [True, False])
 def test_the_log_ends_with_its_run(tmp_path, ends):
-    def listener(event):
+    def on_round(row):
         if not ends:
             raise RuntimeError("stop")
 
     with contextlib.suppress(RuntimeError):
-        train(DATA, Logistic(40, 10), fedavg(), PLAN, NOISE, out=tmp_path / "r", listener=listener)
+        train(DATA, Logistic(40, 10), fedavg(), PLAN, NOISE, out=tmp_path / "r", on_round=on_round)
     logging.getLogger("dpscaffold.any").warning("nobody's")
     assert not logging.getLogger("dpscaffold").handlers
     assert not (tmp_path / "r" / "run.log").exists()

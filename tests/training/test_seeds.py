@@ -151,7 +151,7 @@ def test_python_draws_as_the_command_does(tmp_path, federation, folder):
 )
 def test_a_resumed_run_draws_from_its_kept_seed(tmp_path, federation, options):
     with pytest.raises(Crash):
-        from_python(federation, tmp_path / "run", observer=die_after(3), **options)
+        from_python(federation, tmp_path / "run", on_round=die_after(3), **options)
     kept = (tmp_path / "run" / "seed.json").read_bytes()
     from_python(federation, tmp_path / "run", resume=True, **options)
     drawn = draws(tmp_path / "run")
@@ -162,7 +162,7 @@ def test_a_resumed_run_draws_from_its_kept_seed(tmp_path, federation, options):
 def test_a_run_whose_seed_is_lost_or_exchanged_is_not_resumed(tmp_path, federation):
     for name in ("run", "other"):
         with pytest.raises(Crash):
-            from_python(federation, tmp_path / name, observer=die_after(3))
+            from_python(federation, tmp_path / name, on_round=die_after(3))
     folder = tmp_path / "run"
     seed = folder / "seed.json"
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
@@ -187,7 +187,7 @@ def test_a_run_whose_seed_is_lost_or_exchanged_is_not_resumed(tmp_path, federati
 
 def test_another_seed_is_refused_on_resume(tmp_path, federation):
     with pytest.raises(Crash):
-        from_python(federation, tmp_path / "run", observer=die_after(3))
+        from_python(federation, tmp_path / "run", on_round=die_after(3))
     with refuses("configuration-changed: plan.seed = None"):
         from_python(federation, tmp_path / "run", plan=PLAN.changed(seed=0), resume=True)
 
@@ -317,7 +317,7 @@ def test_runs_whose_seeds_were_given_quote_epsilon_given_the_draw(tmp_path, fede
 def test_copies_of_one_run_that_both_went_on(tmp_path, federation, advance):
     """They draw the same users: only what was spent given who took part adds up."""
     with pytest.raises(Crash):
-        from_python(federation, tmp_path / "a", observer=die_after(2))
+        from_python(federation, tmp_path / "a", on_round=die_after(2))
     for name in ("b", "c"):
         shutil.copytree(tmp_path / "a", tmp_path / name)
     for name in ("a", "b"):

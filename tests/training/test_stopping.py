@@ -12,8 +12,9 @@ from refusals import refuses
 from stated import written
 from typer.testing import CliRunner
 
-from dpscaffold import Gaussian, Logistic, Plan, run, scaffold, synthetic, train
+from dpscaffold import Federation, Gaussian, Logistic, Model, Plan, run, scaffold, synthetic, train
 from dpscaffold.cli import app
+from dpscaffold.runs.history import HistoryRow
 from dpscaffold.runs.ledger import read_account
 from dpscaffold.training.stopping import Stopping
 
@@ -40,22 +41,18 @@ def test_a_stopped_run_states_its_planned_rounds(tmp_path: Path, kept: bool) -> 
     assert short.privacy.rounds == 40
     assert short.privacy.towards("server").given == whole.privacy.towards("server").given
     # The model is the one of the round where it stopped, as a run without stopping had it.
-    again = train(data, Logistic(4, 3), scaffold(), PLAN, NOISY, listener=(seen := Seen()))
-    assert again.rounds == 40 and torch.equal(short.params, seen.params[short.rounds - 1])
+    seen: list[torch.Tensor] = []
+
+    def params(model: Model, federation: Federation) -> float:
+        seen.append(model.params.clone())
+        return 0.0
+
+    again = train(data, Logistic(4, 3), scaffold(), PLAN, NOISY, metrics=[params])
+    at = [row.round for row in again.history].index(short.rounds)
+    assert again.rounds == 40 and torch.equal(short.params, seen[at])
     assert all(r["epsilon_server"] == whole.final["epsilon_server"] for r in short.history)
     if kept:
         assert read_account(tmp_path / "run").statement().rounds == 40
-
-
-class Seen:
-    """A listener that keeps x^t of every round."""
-
-    def __init__(self) -> None:
-        self.params: list[torch.Tensor] = []
-
-    def __call__(self, event: object) -> None:
-        if hasattr(event, "params"):
-            self.params.append(event.params[0].clone())
 
 
 def test_a_killed_run_states_its_planned_rounds_too(tmp_path: Path) -> None:
@@ -64,8 +61,8 @@ def test_a_killed_run_states_its_planned_rounds_too(tmp_path: Path) -> None:
     class Killed(Exception):
         pass
 
-    def kill(round: int, row: object) -> None:
-        if round == 2:
+    def kill(row: HistoryRow) -> None:
+        if row.round == 2:
             raise Killed
 
     with pytest.raises(Killed):
@@ -77,7 +74,7 @@ def test_a_killed_run_states_its_planned_rounds_too(tmp_path: Path) -> None:
             NOISY,
             stopping=stopping,
             out=tmp_path / "run",
-            observer=kill,
+            on_round=kill,
         )
     assert read_account(tmp_path / "run").statement().rounds == 40
 

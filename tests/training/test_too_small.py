@@ -49,8 +49,8 @@ def test_a_run_that_was_stopped_counts_the_rounds_it_ran(tmp_path):
     """Not those that are to come: with secret noise they would count twice when it goes on."""
     import signal
 
-    def stop(round, row):
-        if round == 3:
+    def stop(row):
+        if row.round == 3:
             signal.raise_signal(signal.SIGTERM)
 
     def go(**more):
@@ -60,7 +60,7 @@ def test_a_run_that_was_stopped_counts_the_rounds_it_ran(tmp_path):
             resume=True, **more,
         )  # fmt: skip
 
-    first = go(observer=stop)
+    first = go(on_round=stop)
     assert first.ended == "interrupted" and stated(tmp_path / "run").rounds == 3
     whole = go()
     assert whole.ended == "completed" and whole.privacy.rounds == 6

@@ -27,8 +27,7 @@ from dpscaffold.config import make_run
 from dpscaffold.engines.machine import pick_device
 from dpscaffold.errors import Diverged
 from dpscaffold.runs.ledger import read_ledger
-from dpscaffold.training import run
-from dpscaffold.training.events import RoundDone
+from dpscaffold.training.training import ignore
 
 NOISY = Gaussian(clip=1.0, noise=3.0)
 
@@ -115,7 +114,7 @@ def test_resuming_equals_never_stopping(federation, tmp_path, engine, algorithm,
     """A run cut after its last checkpoint and resumed ends with the very same metrics, model and
     ledger."""
 
-    def go(folder, observer=None, resume=False):
+    def go(folder, on_round=ignore, resume=False):
         return train(
             federation,
             Logistic(40, 10),
@@ -123,7 +122,7 @@ def test_resuming_equals_never_stopping(federation, tmp_path, engine, algorithm,
             plan(warm_rounds=2, averaging="tail"),
             privacy,
             out=folder,
-            observer=observer,
+            on_round=on_round,
             resume=resume,
             engine=engine,
         )
@@ -131,8 +130,8 @@ def test_resuming_equals_never_stopping(federation, tmp_path, engine, algorithm,
     class Cut(Exception):
         pass
 
-    def cut(round, row):
-        if round == 8:  # the last checkpoint is at round 6
+    def cut(row):
+        if row.round == 8:  # the last checkpoint is at row.round 6
             raise Cut
 
     whole = go(tmp_path / "whole")
@@ -160,7 +159,7 @@ def test_secret_noise_differs_from_run_to_run_and_a_replay_is_counted(federation
     """Fresh noise in replayed rounds is spent again: the ledger and the bound count them twice."""
     secret = Gaussian(clip=1.0, noise=3.0, secret=True)
 
-    def go(folder, observer=None, resume=False):
+    def go(folder, on_round=ignore, resume=False):
         return train(
             federation,
             Logistic(40, 10),
@@ -168,15 +167,15 @@ def test_secret_noise_differs_from_run_to_run_and_a_replay_is_counted(federation
             plan(),
             secret,
             out=folder,
-            observer=observer,
+            on_round=on_round,
             resume=resume,
         )
 
     one, two = go(tmp_path / "one"), go(tmp_path / "two")
     assert not torch.equal(one.params, two.params)
 
-    def cut(round, row):
-        if round == 8:
+    def cut(row):
+        if row.round == 8:
             raise RuntimeError("cut")
 
     with pytest.raises(RuntimeError):
@@ -235,7 +234,7 @@ def test_caps_make_drawn_users_decline_and_keep_the_divisor(federation, tmp_path
 def test_resuming_a_capped_run_admits_the_same_users(federation, tmp_path):
     privacy = within(2)
 
-    def go(folder, observer=None, resume=False):
+    def go(folder, on_round=ignore, resume=False):
         return train(
             federation,
             Logistic(40, 10),
@@ -243,12 +242,12 @@ def test_resuming_a_capped_run_admits_the_same_users(federation, tmp_path):
             plan(),
             privacy,
             out=folder,
-            observer=observer,
+            on_round=on_round,
             resume=resume,
         )
 
-    def cut(round, row):
-        if round == 8:
+    def cut(row):
+        if row.round == 8:
             raise RuntimeError("cut")
 
     whole = go(tmp_path / "whole")
@@ -300,8 +299,8 @@ def test_the_live_epsilon_includes_private_preprocessing(federation):
 
 
 def test_a_deleted_journal_cannot_reset_what_was_spent(federation, tmp_path):
-    def cut(round, row):
-        if round == 8:
+    def cut(row):
+        if row.round == 8:
             raise RuntimeError("cut")
 
     with pytest.raises(RuntimeError):
@@ -312,7 +311,7 @@ def test_a_deleted_journal_cannot_reset_what_was_spent(federation, tmp_path):
             plan(),
             NOISY,
             out=tmp_path / "run",
-            observer=cut,
+            on_round=cut,
         )
     (tmp_path / "run" / "ledger.jsonl").unlink()
     with refuses("ledger-damaged"):
@@ -437,49 +436,3 @@ class TestRefusals:
     def test_budgets_out_of_range(self, bad):
         with refuses(f"not-a-number|out-of-range: {next(iter(bad))}"):
             Gaussian(noise=1.0, **bad)
-
-
-def test_events_come_in_order_and_rounds_carry_parameters(federation, tmp_path):
-    """Evaluated before its round is done, then the checkpoint; x^t is the run's own; the end last.
-    An observer next to it is still called."""
-    heard, told = [], []
-    result = train(
-        federation, Logistic(40, 10), fedavg(), plan(rounds=4, evaluate_every=2), NOISY,
-        out=tmp_path / "run", listener=heard.append, observer=lambda round, row: told.append(round),
-    )  # fmt: skip
-    names = [type(event).__name__ for event in heard]
-    every = plan().checkpoint_every
-    expected = []
-    for t in range(1, 5):
-        expected += ["Evaluated"] * (t % 2 == 0) + ["RoundDone"]
-        expected += ["Checkpointed"] * (t % every == 0 or t == 4)
-    assert names == [*expected, "Ended"] and told == [1, 2, 3, 4]
-    rounds = [event for event in heard if isinstance(event, RoundDone)]
-    assert torch.equal(rounds[-1].params[0], result.params)
-    assert not torch.equal(rounds[0].params[0], rounds[1].params[0])
-    assert dict(rounds[-1].rows[0]) == result.final
-    assert (heard[-1].how, heard[-1].round) == ("completed", 4)
-
-
-def test_a_setting_of_another_federation_is_refused(federation):
-    """What is accounted is what runs: users and sizes must be the setting's."""
-    other = synthetic(users=federation.users, records=33)
-    setting = make_run(federation.roster, Logistic(40, 10), fedavg(), plan(), NOISY)
-    with refuses("setting-mismatch"):
-        run(setting, other)
-    assert run(setting, federation).ended == "completed"
-
-
-def test_a_run_takes_the_threads_that_it_is_given(federation):
-    """As many as the hardware says, and no others are stored with it."""
-    from dpscaffold.config import make_run
-    from dpscaffold.engines import Hardware
-    from dpscaffold.training import run
-
-    before = torch.get_num_threads()
-    setting = make_run(federation.roster, Logistic(40, 10), fedavg(), plan(rounds=1))
-    try:
-        run(setting, federation, Hardware(threads=before + 1))
-        assert torch.get_num_threads() == before + 1
-    finally:
-        torch.set_num_threads(before)

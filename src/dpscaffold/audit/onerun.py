@@ -38,8 +38,8 @@ from dpscaffold.runs.account import PrivacyAccount
 from dpscaffold.runs.folder import RunFolder
 from dpscaffold.tasks import Batch
 from dpscaffold.tasks.clipping import row_squares
-from dpscaffold.training.events import silence
-from dpscaffold.training.in_progress import RunInProgress
+from dpscaffold.training.asked import Asked
+from dpscaffold.training.opening import Begun, begun
 
 #: The engine that it runs on.
 ENGINE = "simulator"
@@ -272,15 +272,12 @@ def play_one_run(asked: OneRunRequest, confidence: float, seconds: float) -> One
     the rounds that were played."""
     setting, run = asked.setting, asked.run
     data, placed = place(setting, asked.federation, asked.canaries, asked.rng)
-    going = RunInProgress(setting, asked.federation, Hardware(), ENGINE, silence)
-    try:
-        going.open(asked.out, False, None)
-        engine = _Scored(setting, data, going.randomness)
+    wanted = Asked(setting, asked.federation, Hardware(), ENGINE, asked.out)
+    with begun(wanted) as start:
+        engine = _Scored(setting, data, setting.randomness(start.seed))
         engine.watch(placed)
-        done = _rounds(going, engine, seconds)
-        spent = _spent(going)
-    finally:
-        going.close()
+        done = _rounds(start.account, engine, seconds)
+        spent = _spent(setting, start)
     claimed = epsilon(run, SERVER, done)
     # The surest guesses only, how many being fixed in advance; a canary that was never drawn is
     # not among them unless all are guessed.
@@ -293,10 +290,10 @@ def play_one_run(asked: OneRunRequest, confidence: float, seconds: float) -> One
     )
 
 
-def _rounds(going: RunInProgress, engine: _Scored, seconds: float) -> int:
+def _rounds(account: PrivacyAccount, engine: _Scored, seconds: float) -> int:
     """Play the rounds, each in the ledger before it runs; returns how many there were."""
     started, done = time.monotonic(), 0
-    setting, drawing = going.setting, partial(going.accounts.draw, going.randomness)
+    setting, drawing = account.setting, partial(account.draw, engine.randomness[0])
     for finished in rounds(setting, engine, drawing, State.initial(setting, engine.device)):
         done = finished.number
         if time.monotonic() - started > seconds:
@@ -304,15 +301,15 @@ def _rounds(going: RunInProgress, engine: _Scored, seconds: float) -> int:
     return done
 
 
-def _spent(going: RunInProgress) -> RealRunCost:
+def _spent(setting: Run, start: Begun) -> RealRunCost:
     """Write the run's statement, and say what is in it."""
-    assert going.folder is not None
-    said = going.accounts.statement()
-    going.accounts.write_statement(going.folder, said)
-    file = going.setting.limits.budget_file
+    assert start.folder is not None
+    said = start.account.statement()
+    start.account.write_statement(start.folder, said)
+    file = setting.limits.budget_file
     assert said.epsilon is not None and said.delta is not None
     return RealRunCost(
-        str(going.folder.path),
+        str(start.folder.path),
         said.epsilon,
         said.delta,
         "everybody" if said.quotes_given else "server",

@@ -33,7 +33,7 @@ def demo_command(
     from dpscaffold.cli.compare import show
     from dpscaffold.config import load
     from dpscaffold.data.loading import load_federation
-    from dpscaffold.training.from_config import run_settings
+    from dpscaffold.training.train import run
 
     console = Console(quiet=as_json)
     console.print(
@@ -53,8 +53,9 @@ def demo_command(
             changes.append(f"plan.rounds={rounds}")
         settings = load(None, changes, base=DEMO)
         federation = federation if federation is not None else load_federation(settings.data)
-        result = run_settings(
-            settings, out / name, resume=True, quiet=as_json or quiet, federation=federation
+        progress = not (as_json or quiet)
+        result = run(
+            settings, out=out / name, resume=True, progress=progress, federation=federation
         )
         if result.ended == "interrupted":
             console.print(f"{result.message}; run the same command again to continue")

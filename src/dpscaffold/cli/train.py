@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,13 +12,13 @@ import typer
 
 from dpscaffold.cli.example import DEMO
 from dpscaffold.cli.usage import interrupted
-from dpscaffold.engines.launcher import launched_ranks, restarted
+from dpscaffold.engines.launcher import launched_rank, launched_ranks, restarted
 from dpscaffold.errors import BadInput, nearest
 
 if TYPE_CHECKING:
     from dpscaffold.config import Configuration
-    from dpscaffold.training import Result
-    from dpscaffold.training.events import Listener
+    from dpscaffold.training.result import Result
+    from dpscaffold.training.tracking import Tracker
 
 
 @dataclass(frozen=True)
@@ -83,38 +82,38 @@ def train_command(
     if dry_run:
         typer.echo(_spelled_out(_settings(config, set_ or []), as_json))
         return
-    from dpscaffold.training.distributed import join, together
-    from dpscaffold.training.from_config import run_settings
+    from dpscaffold.training.train import run
 
-    several, again = launched_ranks() > 1, restarted()
-    ranks = join(device) if several else None
-    with together(ranks) if several else nullcontext():
-        request = requested(config, out, resume or again)
-        settings = _settings(request.config, set_ or [])
-        printing = ranks is None or ranks.leads
-        how = _how(verbose and printing, as_json or quiet or not printing)
-        how |= {"device": device, "data_key": data_key}
-        if seeds is not None:
-            _refuse_ranks(seeds)
-            _refuse_with_seeds(seeds, config, {"--track": track})
-            _run_seeds(settings, request, seeds, how, quiet, as_json)
-            return
-        if track and printing:
-            how["listener"] = _tracker(track, request, settings)
-        result = run_settings(settings, request.folder, request.resume, ranks=ranks, **how)
+    request = requested(config, out, resume or restarted())
+    settings = _settings(request.config, set_ or [])
+    printing = launched_rank() == 0
+    silent = as_json or quiet or not printing
+
+    def say(sentence: str) -> None:
+        if not silent and (verbose or sentence.startswith("warning:")):
+            _say(sentence)
+
+    how: dict[str, Any] = {"device": device, "progress": not silent, "data_key": data_key}
+    if seeds is not None:
+        _refuse_ranks(seeds)
+        _refuse_with_seeds(seeds, config, {"--track": track})
+        _run_seeds(settings, request, seeds, how, quiet, as_json)
+        return
+    followed = _tracker(track, request, settings) if track and printing else None
+    if followed is not None:
+        how["on_round"] = followed
+    result = run(
+        settings, out=request.folder, resume=request.resume, say=say, distributed=None, **how
+    )
+    if followed is not None:
+        followed.close(result.ended)
     if printing:
         _tell(result, request.folder, as_json, quiet)
     if result.ended == "interrupted":
         raise interrupted(result.message)
 
 
-def _how(verbose: bool, silent: bool) -> dict[str, Any]:
-    """What is printed, as :func:`~dpscaffold.training.from_config.run_settings` takes it."""
-    say, warn = _say if verbose else None, None if silent else _say
-    return {"quiet": silent, "say": say, "warn": warn}
-
-
-def _tracker(track: str, request: TrainRequest, settings: Configuration) -> Listener:
+def _tracker(track: str, request: TrainRequest, settings: Configuration) -> Tracker:
     from dpscaffold.training.tracking import tracker
 
     made = tracker(track, request.folder, settings)
@@ -145,7 +144,7 @@ def _run_seeds(
 ) -> None:
     """The same run with several seeds, and one table of them."""
     from dpscaffold.cli.compare import show
-    from dpscaffold.training.from_config import run_seeds
+    from dpscaffold.training.train import run_seeds
 
     run_seeds(settings, request.folder, seeds, request.resume, **how)
     if not quiet:
@@ -192,7 +191,7 @@ def _spelled_out(settings: Configuration, as_json: bool) -> str:
 def _tell(result: Result, folder: Path, as_json: bool, quiet: bool) -> None:
     from dpscaffold.report.ending import ending
     from dpscaffold.runs.written import plain
-    from dpscaffold.training import summarise
+    from dpscaffold.training.result import summarise
 
     if as_json:
         answer = {

@@ -5,8 +5,13 @@ from .machine import Hardware as Hardware
 from .memories import Memories as Memories
 from .registry import ENGINES as ENGINES
 from .simulator import Simulator as Simulator
+from .state import Alone as Alone
+from .state import Comm as Comm
+from .state import Count as Count
 from .state import Draw as Draw
 from .state import Engine as Engine
+from .state import Gatherer as Gatherer
+from .state import Round as Round
 from .state import RoundUploads as RoundUploads
 from .state import StackedEngine as StackedEngine
 from .state import State as State

@@ -140,14 +140,12 @@ class Memories:
 
 
 def slot_metrics(
-    algorithm: Algorithm, server: Server, memories: Memories
+    algorithm: Algorithm, server: Server, norms: Mapping[str, float]
 ) -> dict[str, float | None]:
     """What a row of metrics shows of the server's and the users' slots, in every kind of run:
     ``control_norm`` always (None where there are no controls), what the algorithm adds, and the
-    largest norm over users of each slot that is not private."""
+    largest norm over users, from ``norms``, of each slot that is not private."""
     largest = {
-        f"largest_user_{name}": norm
-        for name, norm in memories.largest().items()
-        if name in algorithm.shared
+        f"largest_user_{name}": norm for name, norm in norms.items() if name in algorithm.shared
     }
     return {"control_norm": None, **algorithm.shows(server), **largest}

@@ -1,6 +1,6 @@
 """The loop over rounds: draw → admit → announce → gather → update.
 
-:mod:`~dpscaffold.training.driver` takes the rounds of one run with it, experiments those of a
+:mod:`~dpscaffold.engines.adapter` takes the rounds of one run with it, experiments those of a
 stack of runs, on whichever engine. Only :mod:`~dpscaffold.engines.fast.lockstep` counts rounds
 itself: there a GPU replays a whole round as one recorded graph. Tests compare it with this loop.
 """
@@ -19,7 +19,7 @@ from dpscaffold.algorithms import Algorithm, Broadcast, Cohort, Known, Slots
 from dpscaffold.config import Run
 from dpscaffold.engines import (
     Draw,
-    Engine,
+    Gatherer,
     Memories,
     RoundUploads,
     Simulator,
@@ -44,7 +44,9 @@ class FinishedRound:
     state: State
 
 
-def rounds(setting: Run, engine: Engine, drawing: Drawing, state: State) -> Iterator[FinishedRound]:
+def rounds(
+    setting: Run, engine: Gatherer, drawing: Drawing, state: State
+) -> Iterator[FinishedRound]:
     """The rounds that are left of one run, each yielded when it is done.
 
     >>> from dpscaffold import Logistic, Plan, fedavg, synthetic
@@ -164,7 +166,7 @@ def plain_draws(setting: Run, randomness: Randomness) -> Drawing:
 class _StackOfOne:
     """An engine of one run as a stack of one."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Gatherer) -> None:
         self.engine, self.all_memories = engine, [engine.memories]
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -110,7 +110,75 @@ class RoundUploads:
     metrics: Mapping[str, float | Tensor] = field(default_factory=dict)
 
 
+#: Counts users of the round once more, who release with fresh noise, by their numbers; returns
+#: when that is on the disk.
+Count = Callable[[Sequence[int]], None]
+
+
+@dataclass(frozen=True)
+class Round:
+    """A finished round: the state after it, whose uploads arrived in each run, and what the round
+    tells about itself. ``metrics`` may stay on their device."""
+
+    state: State
+    arrived: tuple[int, ...]
+    metrics: Mapping[str, float | Tensor] = field(default_factory=dict)
+
+
 class Engine(Protocol):
+    """Where rounds are taken: in this process, or at sites.
+
+    The users of ``draws`` are in the ledger once. An engine that asks them again, and cannot know
+    that they answer with the same upload, calls ``count`` before the question leaves.
+    """
+
+    def round(self, state: State, draws: Sequence[Draw], count: Count) -> Round:
+        """The round after ``state``; one draw for each run that shares the engine."""
+        ...
+
+    def acknowledge(self, round: int) -> None:
+        """The checkpoint of this round is on the disk, so users may forget its uploads."""
+        ...
+
+    def memory(self) -> dict[str, Any]:
+        """What a checkpoint holds of the users, by the fields of
+        :class:`~dpscaffold.runs.checkpoint.Checkpoint`."""
+        ...
+
+    def restore(self, memory: Mapping[str, Any]) -> None:
+        """Take up what :meth:`memory` gave."""
+        ...
+
+    def norms(self) -> dict[str, float]:
+        """The largest norm of each slot of the users."""
+        ...
+
+
+class Comm(Protocol):
+    """The processes that take the rounds of a run together."""
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process writes, prints and reports progress."""
+        ...
+
+    def first(self, value: Any) -> Any:
+        """The value of the first process, on every process."""
+        ...
+
+
+@dataclass(frozen=True)
+class Alone:
+    """One process."""
+
+    leads: bool = True
+
+    def first(self, value: Any) -> Any:
+        """Its own value."""
+        return value
+
+
+class Gatherer(Protocol):
     """Where users' steps run. It gathers uploads; the server's move is taken elsewhere.
 
     ``memories`` is what is known here of the users' slots.

@@ -7,7 +7,7 @@ as they are, so neither it nor its answers are covered by ε: it stays at its si
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -18,10 +18,8 @@ import torch
 from torch import Tensor
 
 from dpscaffold.algorithms.mean_regularised import given_out
-from dpscaffold.config import Run
 from dpscaffold.data.tables.codec import read_labels
 from dpscaffold.data.tables.rows import coding_of
-from dpscaffold.engines.memories import Memories
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation import Federation
 from dpscaffold.models.evaluate import label_columns
@@ -85,13 +83,13 @@ def noised_personal(model: Model, params: Tensor, site: str) -> Model:
     return replace(model, params=params, preparation=preparation, origin=origin)
 
 
-def own_models(setting: Run, memories: Memories, common: Tensor) -> Tensor | None:
-    """The users' own parameters (M, P) after a run that trains them; x for users that never took
-    part. None where the run trains none."""
-    if "personal" not in setting.algorithm.remembers:
-        return None
-    kept = memories.recall(range(setting.users))
-    return given_out({name: value.cpu() for name, value in kept.items()}, common.cpu())
+def own_models(kept: Mapping[str, Any], users: int, common: Tensor) -> Tensor:
+    """The users' own parameters (M, P) from the slots that a checkpoint holds; x for users that
+    never took part."""
+    found = common.expand(users, -1).clone()
+    slots = {name: value.cpu() for name, value in kept["slots"].items()}
+    found[kept["users"]] = given_out(slots, common)
+    return found
 
 
 def stored_models(folder: Path, users: int, common: Tensor) -> Tensor:
@@ -102,9 +100,7 @@ def stored_models(folder: Path, users: int, common: Tensor) -> Tensor:
             "run-unfinished",
             f"{folder} holds no personal models yet; finish the run with --resume",
         )
-    found = common.expand(users, -1).clone()
-    found[saved.memories["users"]] = given_out(saved.memories["slots"], common)
-    return found
+    return own_models(saved.memories, users, common)
 
 
 def coverage(model: Model) -> str:

@@ -14,7 +14,7 @@ from dpscaffold.training.evaluator import baseline
 from dpscaffold.training.progress import duration
 
 if TYPE_CHECKING:
-    from dpscaffold.training import Result
+    from dpscaffold.training.result import Result
 
 #: Short names of what preparation computes from the records, by a word of its sentence.
 NAMES = {

@@ -91,6 +91,7 @@ class PrivacyAccount:
             return
         assert setting.privacy is not None
         limits = self.limits = setting.privacy
+        self.allowed = limits.allowed
         self.costs, self._unprotected = charged(setting.roster.schema.preparation, self.run)
         self.ledger = Ledger(self.run, limits.user_epsilon, self.costs)
         self.promises = no_guarantee(self.run) is None

@@ -1,7 +1,7 @@
 """One run on several processes (ranks): rank 0 drives it, the others compute for it.
 
-Rank 0 takes the rounds as a run of one process does (:mod:`~dpscaffold.training.driver`): it draws
-the participants, keeps the ledger, moves the server, writes the run folder and reports progress.
+Rank 0 takes the rounds as a run of one process does: it draws the participants, keeps the ledger,
+moves the server, writes the run folder and reports progress.
 The other ranks compute what it asks for and write nothing.
 """
 
@@ -10,11 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ from torch import Tensor
 
 import dpscaffold
 from dpscaffold.config import Run
-from dpscaffold.engines import Engine, Hardware
+from dpscaffold.engines import ENGINES, Hardware
 from dpscaffold.engines.fast.ranked import RankedSimulator
 from dpscaffold.engines.launcher import VARIABLES, launched_ranks
 from dpscaffold.engines.machine import pick_device, stop_signals
@@ -32,12 +31,11 @@ from dpscaffold.engines.ranks import Ranks
 from dpscaffold.errors import BadInput, RankLost
 from dpscaffold.federation import Federation
 from dpscaffold.federation.share import UserShare
+from dpscaffold.randomness.streams import Randomness
 from dpscaffold.runs.written import plain
 from dpscaffold.tasks.metrics import report_of_all
-from dpscaffold.training.driver import Ending
+from dpscaffold.training.asked import Asked
 from dpscaffold.training.evaluator import Evaluator, Metrics, evaluation_task
-from dpscaffold.training.events import Listener
-from dpscaffold.training.in_progress import OwnMetric, RunInProgress
 from dpscaffold.training.optimum import Optimum
 from dpscaffold.training.result import Result
 
@@ -249,88 +247,93 @@ class RankedEvaluator(Evaluator):
         return float(total[0]), float(total[1]), total[2:]
 
 
-class RankedRun(RunInProgress):
-    """One simulated run in progress, at one of its ranks."""
+class Single:
+    """A run of one process."""
 
-    ranks: Ranks
+    leads = True
 
-    @classmethod
-    def on(
-        cls,
-        ranks: Ranks,
-        setting: Run,
-        federation: Federation,
-        hardware: Hardware,
-        engine: str,
-        listener: Listener,
-        metrics: Sequence[str | OwnMetric],
-    ) -> RankedRun:
-        """The run at this rank, once all ranks are known to run the same."""
-        if engine != "simulator":
+    def __init__(self, asked: Asked) -> None:
+        self.asked = asked
+
+    def engine(self, hardware: Hardware, randomness: Randomness) -> Any:
+        """What gathers the uploads of a round."""
+        asked = self.asked
+        return ENGINES[asked.engine](asked.run, asked.federation, hardware, randomness)
+
+    def evaluator(self, best: Optimum | None) -> Evaluator:
+        """What measures the model."""
+        return Evaluator(*self._given(self.asked.federation, best))
+
+    def _given(self, federation: Federation, best: Optimum | None) -> tuple[Any, ...]:
+        run, device = self.asked.run, self.asked.hardware.device
+        loss = None if best is None else best.loss
+        task = evaluation_task(run.task, device)
+        return federation, task, run.plan.regularisation, device, loss, self.asked.measures
+
+    def end(self, result: Result) -> None:
+        """The run is over."""
+
+    def serve(self) -> Result:
+        """What a process does that does not lead."""
+        raise NotImplementedError
+
+
+class Shared(Single):
+    """The run at one of its ranks, once all of them are known to run the same."""
+
+    def __init__(self, asked: Asked, ranks: Ranks) -> None:
+        super().__init__(asked)
+        if asked.engine != "simulator":
             raise BadInput(
                 "not-applicable",
-                f"engine is {engine!r}, and only the simulator runs on several ranks; leave it "
-                f"out, or use one process",
+                f"engine is {asked.engine!r}, and only the simulator runs on several ranks; leave "
+                f"it out, or use one process",
             )
+        metrics = asked.metrics
         names = [metric if isinstance(metric, str) else metric.__name__ for metric in metrics]
-        check_same(ranks, setting, federation, names)
-        made = cls(setting, federation, hardware, engine, listener, metrics)
-        made.ranks = ranks
-        return made
+        check_same(ranks, asked.run, asked.federation, names)
+        self.ranks, self.leads = ranks, ranks.leads
+        self.share = UserShare.of(asked.federation, ranks.users(asked.run.users))
 
-    @cached_property
-    def share(self) -> UserShare:
-        """The users of this rank."""
-        return UserShare.of(self.federation, self.ranks.users(self.setting.users))
-
-    @cached_property
-    def evaluate(self) -> RankedEvaluator:
-        """Made when it is first needed, and the optimum is known."""
-        task = evaluation_task(self.setting.task, self.device)
-        strength = self.setting.plan.regularisation
-        given = (task, strength, self.device, self.optimum_loss, self.measures)
-        return RankedEvaluator.on(self.ranks, self.share, *given)
-
-    def make_engine(self) -> Engine:
+    def engine(self, hardware: Hardware, randomness: Randomness) -> RankedSimulator:
         """Have every rank make its engine, with the chunks and threads of this one."""
-        self.ranks.ask("start", chunk=self.hardware.chunk, threads=self.hardware.threads)
-        return self._own_engine()
+        self.ranks.ask("start", chunk=hardware.chunk, threads=hardware.threads)
+        return RankedSimulator(self.asked.run, self.share, hardware, randomness, self.ranks)
 
-    def _own_engine(self) -> RankedSimulator:
-        given = (self.setting, self.share, self.hardware, self.randomness, self.ranks)
-        return RankedSimulator(*given)
-
-    def go(self, optimum: Optimum | None) -> Result:
-        """Run the rounds that are left; a rank that is gone ends the run where it was stored."""
-        try:
-            return super().go(optimum)
-        except RankLost as error:
-            said = f"{error} in round {self.accounts.begun}; {self.continues}"
-            raise RankLost(said) from error
+    def evaluator(self, best: Optimum | None) -> RankedEvaluator:
+        """What measures the model on the records of all ranks."""
+        _, *given = self._given(self.share.federation, best)
+        return RankedEvaluator.on(self.ranks, self.share, *given)
 
     def serve(self) -> Result:
         """What another rank than 0 does: answer rank 0, and return the result that it reached."""
+        asked, evaluator = self.asked, self.evaluator(None)
         handlers: dict[str, Callable[..., object]] = {}
 
         def start(chunk: int | None, threads: int | None) -> None:
-            self.hardware = replace(self.hardware, chunk=chunk, threads=threads)
-            if threads is not None and self.device.type == "cpu":
+            hardware = replace(asked.hardware, chunk=chunk, threads=threads)
+            if threads is not None and hardware.device.type == "cpu":
                 torch.set_num_threads(threads)
-            handlers.update(self._own_engine().handlers())
+            given = (asked.run, self.share, hardware, asked.run.randomness(), self.ranks)
+            handlers.update(RankedSimulator(*given).handlers())
 
-        handlers |= {"start": start, "evaluate": lambda: self.evaluate.answer()}
+        handlers |= {"start": start, "evaluate": evaluator.answer}
         with stop_signals():  # rank 0 ends the round and then the run
             try:
                 self.ranks.serve(handlers)
             except RankLost as error:
                 raise RankLost(f"{error}; start all ranks again, with --resume") from error
         outcome = self.ranks.gather_values(None)[0]
-        return Result(self.setting, self.federation, **outcome)
+        return Result(asked.run, asked.federation, **outcome)
 
-    def _finish(self, state: Any, ending: Ending, optimum: Optimum | None) -> Result:
-        result = super()._finish(state, ending, optimum)
+    def end(self, result: Result) -> None:
+        """The run is over, with this result at every rank."""
         self.ranks.ask("end")
         outcome = {**vars(result)}
         del outcome["setting"], outcome["federation"]
         self.ranks.gather_values(outcome)
-        return result
+
+
+def sharing(asked: Asked) -> Single:
+    """How the processes of a run work together."""
+    return Single(asked) if asked.ranks is None else Shared(asked, asked.ranks)

@@ -66,6 +66,12 @@ class Measures:
     metrics: tuple[str, ...] = ()
     dissimilarity: bool = True
 
+    @classmethod
+    def of(cls, named: Sequence[str], task: Task) -> Measures:
+        """What a run measures where these metrics are asked for by name."""
+        metrics = tuple(name for name in named if name not in OF_TRAINING)
+        return cls(metrics, task.convex or DISSIMILARITY in named)
+
     def chosen(self, target: Target) -> tuple[Metric, ...]:
         """The metrics of a target; one that does not fit is refused."""
         for name in self.metrics:

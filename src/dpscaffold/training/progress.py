@@ -2,107 +2,70 @@
 
 from __future__ import annotations
 
-import re
 import time
 
 from rich.console import Console
-from rich.live import Live
-from rich.text import Text
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
 
 from dpscaffold.privacy.numbers import round_up
-from dpscaffold.runs.history import HistoryRow
-from dpscaffold.training.events import Event, RoundDone
+from dpscaffold.runs.history import HistoryRow, MetricValues
+
+#: The seconds between two lines where there is no terminal.
+PAUSE = 2.0
 
 
 class Progress:
-    """A listener for :func:`~dpscaffold.train`: shows round, accuracy, loss, ε and the time
-    left."""
+    """Shows round, accuracy, loss, ε and the time left: called with the row of each round."""
 
     def __init__(self, label: str, rounds: int, quiet: bool = False) -> None:
         self.label, self.rounds, self.quiet = label, rounds, quiet
         self.console = Console(stderr=True)
-        self._last = HistoryRow(0)
-        self._first: tuple[int, float] | None = None
+        self.live = not quiet and (self.console.is_terminal or self.console.is_jupyter)
+        columns = (TextColumn("{task.description}"), BarColumn(10), TimeRemainingColumn())
+        self.bars = Bars(*columns, console=self.console, disable=not self.live)
+        self.bar = self.bars.add_task(f"{label}: preparing", total=rounds)
+        self._evaluated: MetricValues = {}
         self._printed = 0.0
-        self._live: Live | None = None
 
     def __enter__(self) -> Progress:
-        if not self.quiet and (self.console.is_terminal or self.console.is_jupyter):
-            self._live = Live(
-                Text(f"{self.label}: preparing"), console=self.console, refresh_per_second=8
-            )
-            self._live.start()
+        self.bars.start()
         return self
 
     def __exit__(self, *raised: object) -> None:
-        if self._live:
-            self._live.stop()
+        self.bars.stop()
 
-    def __call__(self, event: Event) -> None:
-        """Take note of a finished round."""
-        if isinstance(event, RoundDone):
-            self._note(event.round, event.rows[0])
-
-    def _note(self, round: int, row: HistoryRow) -> None:
-        now = time.monotonic()
-        self._first = self._first or (round - 1, now)
+    def __call__(self, row: HistoryRow) -> None:
+        """Show a finished round."""
         evaluated = "train_loss" in row.metrics
         if evaluated:
-            self._last = row
-        if self.quiet:
-            return
-        if self._live:
-            self._live.update(Text(self.line(round, now, self.console.width), no_wrap=True))
-        elif round == self.rounds or (evaluated and now - self._printed > 2):
+            self._evaluated = row.metrics
+        line = self.line(row)
+        self.bars.update(self.bar, description=line, completed=row.round)
+        now = time.monotonic()
+        due = row.round == self.rounds or (evaluated and now - self._printed > PAUSE)
+        if due and not self.live and not self.quiet:
             self._printed = now
-            self.console.print(self.line(round, now), highlight=False, soft_wrap=True)
+            self.console.print(line, highlight=False, soft_wrap=True)
 
-    def line(self, round: int, now: float, width: int | None = None) -> str:
-        """One line of text, of at most ``width``: what is left goes first, ε stays to the last."""
+    def line(self, row: HistoryRow) -> str:
+        """The round in words, ε first: it is what must not be cut off."""
         from dpscaffold.tasks.metrics import titled  # with torch, which a run has loaded by then
 
-        place = f"round {round}/{self.rounds}"
-        parts = [f"{self.label}: {place}"]
-        last = self._last.metrics
-        shown = next((name for name in last if name.startswith("test_")), "")
-        if (value := last.get(shown)) is not None:
-            parts.append(f"{titled(shown)} {value:.3f}")
-        if "train_loss" in last:
-            loss = last["train_loss"]
-            parts.append("loss inf" if loss is None else f"loss {loss:.4f}")
+        parts = [f"{self.label}: round {row.round}/{self.rounds}"]
         # The ε that the statement will quote.
-        towards = "everybody" if "epsilon_everybody" in last else "server"
-        spent = last.get(f"epsilon_{towards}")
-        epsilon = "" if spent is None else f"ε({towards}) ≤ {round_up(spent)}"
-        parts += [part for part in (epsilon, self._left(round, now)) if part]
-        return _within(parts, place, epsilon, width)
+        towards = "everybody" if "epsilon_everybody" in row.metrics else "server"
+        spent = row.metrics.get(f"epsilon_{towards}")
+        if spent is not None:
+            parts.append(f"ε({towards}) ≤ {round_up(spent)}")
 
-    def _left(self, round: int, now: float) -> str:
-        """The time left, by the pace so far."""
-        assert self._first is not None
-        done = round - self._first[0]
-        if not done or round >= self.rounds:
-            return ""
-        return f"{duration((now - self._first[1]) / done * (self.rounds - round))} left"
-
-
-def _within(parts: list[str], place: str, epsilon: str, width: int | None) -> str:
-    """The parts on one line of a width; ε is kept as long as there is room for it alone.
-
-    >>> parts = ["DP-SCAFFOLD: round 7/400", "loss 0.4312", "ε(server) ≤ 0.87", "12 s left"]
-    >>> _within(parts, "round 7/400", "ε(server) ≤ 0.87", 40)
-    'round 7/400, ε(server) ≤ 0.87'
-    """
-    if width is None or len(", ".join(parts)) <= width:
+        shown = next((name for name in self._evaluated if name.startswith("test_")), "")
+        if (value := self._evaluated.get(shown)) is not None:
+            parts.append(f"{titled(shown)} {value:.3f}")
+        if "train_loss" in self._evaluated:
+            loss = self._evaluated["train_loss"]
+            parts.append("loss inf" if loss is None else f"loss {loss:.4f}")
         return ", ".join(parts)
-    tail = [epsilon] if epsilon else []
-    middle = [part for part in parts[1:] if part != epsilon]
-    for head in (parts[0], place):
-        for count in range(len(middle), -1, -1):
-            line = ", ".join([head, *middle[:count], *tail])
-            if len(line) <= width:
-                return line
-    return (re.sub(r"\(.*\)", "", epsilon) or place)[:width]
 
 
 def duration(seconds: float) -> str:

@@ -27,7 +27,7 @@ from dpscaffold.federation import Federation
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.runs.history import HistoryRow
 from dpscaffold.training.evaluator import Evaluator, Metrics, evaluate_all, evaluation_task, late
-from dpscaffold.training.events import Evaluated, Listener, RoundDone, silence
+from dpscaffold.training.events import Listener, RoundDone, silence
 from dpscaffold.training.shared_draws import shared_draws
 
 #: Rows (participants of all runs) that one stack holds, by kind of device. Beyond it a CPU gains
@@ -172,14 +172,12 @@ def _trained(
     evaluated = set(schedule.rounds(last))
     for round in moved.rounds():
         models = moved.models
-        rows = [HistoryRow(round) for _ in settings]
         if round in evaluated:
             found = evaluate_all(evaluators, models, schedule.full)
             rows = [HistoryRow(round, values) for values in found]
             for outcome, row in zip(outcomes, rows, strict=True):
                 outcome.history.append(row)
-            tell(Evaluated(round, rows))
-        tell(RoundDone(round, last, models, rows))
+        tell(RoundDone(round, last))
     if moved.in_vain:
         return None
     _conclude(outcomes, moved, evaluators, schedule.full)

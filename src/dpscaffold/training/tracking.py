@@ -1,26 +1,25 @@
-"""Runs followed in TensorBoard or MLflow: listeners of the typed events, and nothing else."""
+"""Runs followed in TensorBoard or MLflow: callbacks for ``on_round``."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from dpscaffold.checks import choice
 from dpscaffold.config import Configuration
 from dpscaffold.errors import BadInput
-from dpscaffold.training.events import Ended, Event, Listener, RoundDone, silence
+from dpscaffold.runs.history import HistoryRow
 
 #: What a run can be followed in.
 TRACKERS = ("tensorboard", "mlflow")
 
 
-class Board(Protocol):
-    """Where numbers go."""
+class Tracker(Protocol):
+    """Receives the row of every round, and how the run ended."""
 
-    def number(self, name: str, value: float, round: int) -> None:
-        """One number of a round."""
+    def __call__(self, row: HistoryRow) -> None:
+        """Take the numbers of a round."""
         ...
 
     def close(self, how: str) -> None:
@@ -28,31 +27,12 @@ class Board(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Tracker:
-    """A listener that hands every number of every round to a board, and of an evaluated round all
-    metrics."""
-
-    board: Board
-
-    def __call__(self, event: Event) -> None:
-        """Take note of an event."""
-        if isinstance(event, RoundDone):
-            for name, value in event.rows[0].metrics.items():
-                if value is not None:
-                    self.board.number(name, float(value), event.round)
-        elif isinstance(event, Ended):
-            self.board.close(event.how)
-
-
-def tracker(name: str | None, folder: Path, settings: Configuration) -> Listener:
-    """The listener of this name; silence without one."""
-    if name is None:
-        return silence
+def tracker(name: str, folder: Path, settings: Configuration) -> Tracker:
+    """The tracker of this name."""
     choice("--track", name, TRACKERS)
-    make = _TensorBoard if name == "tensorboard" else _Mlflow
+    make = TensorBoard if name == "tensorboard" else Mlflow
     try:
-        return Tracker(make(folder, settings.model_dump(mode="json", exclude_none=True)))
+        return make(folder, settings.model_dump(mode="json", exclude_none=True))
     except ImportError:
         raise BadInput(
             "package-missing",
@@ -61,7 +41,7 @@ def tracker(name: str | None, folder: Path, settings: Configuration) -> Listener
         ) from None
 
 
-class _TensorBoard:
+class TensorBoard:
     """Event files in ``tensorboard/NAME`` next to the run folder: the folder itself is claimed by
     the run."""
 
@@ -71,16 +51,20 @@ class _TensorBoard:
         self.writer: Any = SummaryWriter(str(folder.parent / "tensorboard" / folder.name))
         self.writer.add_text("configuration", f"```\n{tables}\n```")
 
-    def number(self, name: str, value: float, round: int) -> None:
-        self.writer.add_scalar(name, value, round)
+    def __call__(self, row: HistoryRow) -> None:
+        """Write the numbers of a round."""
+        for name, value in row.metrics.items():
+            if value is not None:
+                self.writer.add_scalar(name, value, row.round)
 
     def close(self, how: str) -> None:
+        """Write how the run ended."""
         self.writer.add_text("ended", how)
         self.writer.close()
 
 
-class _Mlflow:
-    """One MLflow run, named after the folder; it begins with the first number, so that a run that
+class Mlflow:
+    """One MLflow run, named after the folder; it begins with the first round, so that a run that
     is refused leaves none behind. Where it goes is MLflow's to say (``MLFLOW_TRACKING_URI``)."""
 
     def __init__(self, folder: Path, tables: Mapping[str, Any]) -> None:
@@ -88,6 +72,13 @@ class _Mlflow:
 
         self.mlflow: Any = mlflow
         self.name, self.tables, self.begun = folder.name, tables, False
+
+    def __call__(self, row: HistoryRow) -> None:
+        """Log the numbers of a round."""
+        if not self.begun:
+            self._begin()
+        known = {name: value for name, value in row.metrics.items() if value is not None}
+        self.mlflow.log_metrics(known, step=row.round)
 
     def _begin(self) -> None:
         self.begun = True
@@ -97,12 +88,8 @@ class _Mlflow:
                 given = {f"{table}.{key}": str(value)[:500] for key, value in values.items()}
                 self.mlflow.log_params(given)
 
-    def number(self, name: str, value: float, round: int) -> None:
-        if not self.begun:
-            self._begin()
-        self.mlflow.log_metric(name, value, step=round)
-
     def close(self, how: str) -> None:
+        """Tag the run with how it ended."""
         if self.begun:
             self.mlflow.set_tag("ended", how)
             self.mlflow.end_run("KILLED" if how == "interrupted" else "FINISHED")

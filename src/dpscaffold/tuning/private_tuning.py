@@ -27,12 +27,8 @@ from dpscaffold.privacy.page import Statement
 from dpscaffold.privacy.preparation import left_open
 from dpscaffold.privacy.selection import SelectionCost, Trials
 from dpscaffold.privacy.statement import of_winner
-from dpscaffold.runs.history import HistoryRow
 from dpscaffold.training.events import (
-    Evaluated,
-    Event,
     Listener,
-    RoundDone,
     StackBegun,
     StopRequested,
     silence,
@@ -270,25 +266,9 @@ def _train(
         work = float(sum(settings[k].cohort_size for k in stack)) * first.rounds
         tell(StackBegun("private tuning", number, len(stacks), first.rounds, work))
         chosen = [settings[k] for k in stack]
-        found = train_stack(chosen, [federation] * len(stack), Schedule(), device, unscored(tell))
+        found = train_stack(chosen, [federation] * len(stack), Schedule(), device, tell)
         outcomes |= dict(zip(stack, found, strict=True))
     return [outcomes[k] for k in range(len(settings))]
-
-
-def unscored(tell: Listener) -> Listener:
-    """Tell of rounds, and of no accuracy: those of held-out records have no noise yet.
-
-    >>> unscored(print)(RoundDone(1, 2, [], [HistoryRow(1, {"test_accuracy": 0.5})]))
-    RoundDone(round=1, of=2, params=[], rows=[HistoryRow(round=1, metrics={})])
-    """
-
-    def forward(event: Event) -> None:
-        if isinstance(event, RoundDone):
-            event = replace(event, rows=[HistoryRow(event.round) for _ in event.rows])
-        if not isinstance(event, Evaluated):
-            tell(event)
-
-    return forward
 
 
 def as_lines(values: Mapping[str, Any]) -> str:

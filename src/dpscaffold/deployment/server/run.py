@@ -1,4 +1,4 @@
-"""A deployed run at its server: the rounds of :mod:`~dpscaffold.training.driver` over sites, in an
+"""A deployed run at its server: :class:`~dpscaffold.training.training.Training` over sites, in an
 ordinary run folder.
 
 The folder has one file more than a simulated run's: ``sites.json``, with the run's id, its roster
@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -40,19 +39,19 @@ from dpscaffold.deployment.server.continuing import (
 from dpscaffold.deployment.server.prepare import with_fitted
 from dpscaffold.deployment.server.secure import SecureSites
 from dpscaffold.deployment.server.sites import Patience, Sites, Stalled
-from dpscaffold.engines import State
-from dpscaffold.engines.rounds import FinishedRound
+from dpscaffold.engines import Count, Draw, Round, State
+from dpscaffold.engines.adapter import Adapter
 from dpscaffold.errors import BadInput
 from dpscaffold.models.storage import WITHIN
 from dpscaffold.privacy.page import Statement
 from dpscaffold.privacy.seeds import Seed
 from dpscaffold.randomness.streams import Randomness
-from dpscaffold.runs.checkpoint import Checkpoint
+from dpscaffold.runs.account import PrivacyAccount
 from dpscaffold.runs.folder import Identity, RunFolder
 from dpscaffold.runs.history import HistoryRow, MetricValues
 from dpscaffold.runs.summary import Summary
 from dpscaffold.runs.written import to_toml
-from dpscaffold.training.driver import Ending, RunDriver
+from dpscaffold.training.training import Ending, Training, pick_up
 
 #: Told what happens, one sentence at a time; and after every round, its row.
 Say = Callable[[str], None]
@@ -267,25 +266,37 @@ class Deployment:
             raise ExchangeStopped("before a void round was asked again")
 
 
-class DeployedRun(RunDriver):
-    """The rounds of a deployed run, whose sites have all enrolled. A checkpoint follows every
-    round, and only then are its uploads acknowledged."""
+class DeployedRun:
+    """A deployed run whose sites have all enrolled: the engine over them, and the training that
+    takes its rounds. A checkpoint follows every round, and only then are its uploads
+    acknowledged."""
 
     def __init__(self, deployment: Deployment, setting: Run, sites: Sites) -> None:
-        super().__init__(setting, deployment.folder, before=sites.enrolled.after)
-        self.deployment, self.sites, self.post = deployment, sites, deployment.post
-        self.out = deployment.folder
+        self.deployment, self.setting, self.sites = deployment, setting, sites
+        self.post, self.out = deployment.post, deployment.folder
+        self.rounds = Adapter(setting, sites)
+        self.training = Training(
+            run=setting,
+            engine=self,
+            account=PrivacyAccount(setting, before=sites.enrolled.after),
+            randomness=Randomness(self._seed.value),
+            folder=self.out,
+            evaluate=self._score,
+            on_round=self._remember,
+        )
+        self.row = HistoryRow(0)
 
     def train(self) -> DeploymentResult:
         """Take the rounds that are left, and tell the sites how it ended."""
-        self.pick_up(self.out, self.sites.enrolled.plan, self._seed, resent=True)
-        if self.saved is not None:
-            self.sites.restore(self.saved.sites)
-        stop, state = self.deployment.stop, self.start()
-        self.sites.take_up(state.round)
-        self._status(state, "running", self.accounts.live(state.round))
+        training, stop = self.training, self.deployment.stop
+        plan = self.sites.enrolled.plan
+        saved, history = pick_up(self.out, training.account, plan, self._seed, resent=True)
+        if saved is not None:
+            training.restore(saved, history)
+        self.sites.take_up(training.state.round)
+        self._status("running", training.account.live(training.state.round))
         try:
-            ending = self.take_rounds(self.sites, state, stop)
+            ending = training.advance(stop)
         except Stalled as void:
             ending = Ending("stalled", str(void))
         except ExchangeStopped as where:
@@ -297,76 +308,83 @@ class DeployedRun(RunDriver):
         """What the participants are drawn from."""
         return seed_of(self.setting, self.sites.enrolled)
 
-    @cached_property
-    def randomness(self) -> Randomness:
-        """The streams of :attr:`_seed`."""
-        return Randomness(self._seed.value)
-
-    def is_repeated(self, done: FinishedRound, finite: bool) -> bool:
-        """Never; but what sites released in addition is counted here."""
-        self._count(done)
-        return False
-
-    def measured(self, done: FinishedRound) -> dict[str, float]:
-        """How many sites answered, and how long that took."""
-        seconds = self.sites.last.seconds
-        return {"arrived": len(done.gathered.arrived), "round_seconds": seconds}
-
-    def evaluated(self, state: State) -> dict[str, float]:
+    def _score(self, state: State) -> dict[str, float]:
         """The score on public test data, where there are any."""
         scorer = self.deployment.scorer
         return scorer(trained(self.setting, state.output)[1]) if scorer else {}
 
-    def checkpoint(self, state: State) -> Checkpoint:
-        """The state, and what is known of the sites."""
-        sites = self.sites.to_dict()
-        return Checkpoint(state, self.accounts.anchor, self.seconds, sites=sites)
+    def _remember(self, row: HistoryRow) -> None:
+        self.row = row
 
-    def stored(self, state: State, row: HistoryRow) -> None:
+    # --- the engine
+
+    def round(self, state: State, draws: Sequence[Draw], count: Count) -> Round:
+        """One round at the sites, with how many answered and how long that took; what they released
+        in addition is counted."""
+        done = self.rounds.round(state, draws, count)
+        self._count_fresh(draws[0], count)
+        measured = {"arrived": len(done.arrived), "round_seconds": self.sites.last.seconds}
+        return replace(done, metrics={**measured, **done.metrics})
+
+    def acknowledge(self, round: int) -> None:
         """The round is on the disk: acknowledge its uploads."""
         self.sites.saved()
-        self._name_bad_uploads(state)
-        self._status(state, "running", self.spent)
+        self._name_bad_uploads(round)
+        self._status("running", self.row.metrics)
         if self.deployment.observer:
-            self.deployment.observer(state.round, row)
+            self.deployment.observer(round, self.row)
+
+    def memory(self) -> dict[str, Any]:
+        """What is known of the sites."""
+        return {"sites": self.sites.to_dict()}
+
+    def restore(self, memory: Mapping[str, Any]) -> None:
+        """Take up what :meth:`memory` gave."""
+        self.sites.restore(memory["sites"])
+
+    def norms(self) -> dict[str, float]:
+        """The largest norm of each slot of the sites that is known."""
+        return self.sites.memories.largest()
+
+    def _count_fresh(self, draw: Draw, count: Count) -> None:
+        """The larger of this ledger's count and the site's own: an interrupted participation, and a
+        round that was asked again and answered with fresh noise, are releases too."""
+        account = self.training.account
+        if account.run is None:
+            return
+        names, asked = self.sites.enrolled.names, draw.active.tolist()
+        while True:
+            behind = [
+                user
+                for user in asked
+                if self.post.seen.get(names[user], 0) > account.ledger.participations[user]
+            ]
+            if not behind:
+                return
+            count(behind[: self.setting.cohort_size])
 
     def _norm(self, name: str) -> dict[str, float | None]:
         """The norm of a site's last move, and its bound."""
         norm, bound = self.sites.last.norms.get(name, (None, None))
         return {} if norm is None else {"norm": norm, "largest_honest_norm": bound}
 
-    def _name_bad_uploads(self, state: State) -> None:
+    def _name_bad_uploads(self, round: int) -> None:
         """Say whose upload was not used, so that its people can look for the reason."""
         for name, (norm, bound) in self.sites.last.norms.items():
             if self.sites.last.reasons.get(name) == "bad-upload":
                 limit = "" if bound is None else f", and an honest one has at most {bound:.3g}"
                 self.deployment.say(
-                    f"round {state.round}: the upload of {name} was not used (bad-upload): its "
+                    f"round {round}: the upload of {name} was not used (bad-upload): its "
                     f"move has the norm {norm:.3g}{limit}"
                 )
-
-    def _count(self, done: FinishedRound) -> None:
-        """The larger of this ledger's count and the site's own: an interrupted participation, and a
-        round that was asked again and answered with fresh noise, are releases too."""
-        if self.accounts.run is None:
-            return
-        names, ledger = self.sites.enrolled.names, self.accounts.ledger
-        asked = done.draw.active.tolist()
-        while True:
-            behind = [
-                user
-                for user in asked
-                if self.post.seen.get(names[user], 0) > ledger.participations[user]
-            ]
-            if not behind:
-                return
-            self.accounts.count_again(done.number, behind[: self.setting.cohort_size])
 
     # --- the end
 
     def _finish(self, ending: Ending) -> DeploymentResult:
-        said, state = self.accounts.statement(), self.state
-        self.accounts.write_statement(self.out, said)
+        training, state = self.training, self.training.state
+        account, history = training.account, training.history
+        said = account.statement()
+        account.write_statement(self.out, said)
         over = ending.how in ("completed", "budget")
         if over:
             self._settle(state)
@@ -377,8 +395,8 @@ class DeployedRun(RunDriver):
                 ended=ending.how,
                 message=ending.message,
                 rounds=state.round,
-                seconds=round(self.seconds, 3),
-                final=self.history[-1].to_json() if self.history else {},
+                seconds=round(training.seconds, 3),
+                final=history[-1].to_json() if history else {},
                 run=self.sites.enrolled.run,
                 refusals=self.post.refusals,
             )
@@ -386,14 +404,14 @@ class DeployedRun(RunDriver):
         if over and self.deployment.offer.fit is None:
             model = model_of(self.deployment.offer.rows, self.setting, state, said)
             model.save(self.out.file(WITHIN))
-        self._status(state, ending.how, self.accounts.live(state.round))
+        self._status(ending.how, account.live(state.round))
         refusals, seen = dict(self.post.refusals), self.post.seen
         return DeploymentResult(
             ending.how,
             ending.message,
             state,
             said,
-            self.history,
+            history,
             refusals,
             self.setting,
             tuple(seen.get(name, 0) for name in self.sites.enrolled.names),
@@ -409,7 +427,7 @@ class DeployedRun(RunDriver):
         for name, reason in reasons.items():
             self.deployment.say(f"{name} did not take the model: {reason}")
 
-    def _status(self, state: State, phase: str, spent: MetricValues) -> None:
+    def _status(self, phase: str, spent: MetricValues) -> None:
         """``status.json``, for monitoring."""
         sent, received = self.deployment.bytes_crossed()
         reachable = self.deployment.reachable()
@@ -417,9 +435,9 @@ class DeployedRun(RunDriver):
             "run": self.sites.enrolled.run,
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
             "phase": phase,
-            "round": state.round,
+            "round": self.training.state.round,
             "rounds": self.setting.plan.rounds,
-            "seconds": round(self.seconds, 3),
+            "seconds": round(self.training.seconds, 3),
             "round_seconds": round(self.sites.last.seconds, 3),
             "bytes_sent": sent,
             "bytes_received": received,

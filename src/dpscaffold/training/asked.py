@@ -1,0 +1,96 @@
+"""What is asked of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpscaffold.config import Run
+from dpscaffold.engines import ENGINES, Hardware
+from dpscaffold.engines.ranks import Ranks
+from dpscaffold.errors import BadInput, nearest
+from dpscaffold.federation import Federation
+from dpscaffold.models.model import Model
+from dpscaffold.models.trained import Origin
+from dpscaffold.training.evaluator import OPTIMUM, Measures
+from dpscaffold.training.optimum import require_convex
+from dpscaffold.training.stopping import Stopping
+from dpscaffold.training.training import OnRound, ignore
+
+#: Your own metric: the model and the evaluation data → a number, under the function's name.
+OwnMetric = Callable[[Model, Federation], float]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked of a run, checked: what runs, on which records and processes, and where it is
+    kept.
+
+    Args:
+        run: Plan, mechanism, task and algorithm.
+        federation: The records.
+        hardware: Where this process computes.
+        engine: ``"simulator"`` or ``"loop"``.
+        out: The run folder; None stores nothing.
+        resume: Whether a run in that folder is continued.
+        config: The tables that the folder's ``config.toml`` will have; None for those of the run.
+        home: The folder of the configuration, where it names files of a user's own.
+        metrics: Names, or functions of the model and the federation.
+        stopping: Ends the run early.
+        data_key: The file with the key of the records' identity.
+        on_round: Called after every round with its row.
+        ranks: The processes that share the run; None for one.
+    """
+
+    run: Run
+    federation: Federation
+    hardware: Hardware
+    engine: str = "simulator"
+    out: Path | None = None
+    resume: bool = False
+    config: Mapping[str, Any] | None = None
+    home: str | None = None
+    metrics: tuple[str | OwnMetric, ...] = ()
+    stopping: Stopping | None = None
+    data_key: Path | None = None
+    on_round: OnRound = ignore
+    ranks: Ranks | None = None
+
+    def __post_init__(self) -> None:
+        if self.engine not in ENGINES:
+            raise BadInput(
+                "unknown-engine",
+                f"engine is {self.engine!r}{nearest(self.engine, ENGINES)}; choose one of "
+                f"{', '.join(ENGINES)}",
+            )
+        if OPTIMUM in self.named:
+            require_convex(self.run.task)
+        self.measures.chosen(self.federation.target)  # refuses here, not at the first evaluation
+        if self.stopping is not None:  # rows that do not fit are refused before the first round
+            first = self.run.task.initial(self.run.plan.public_seed)
+            self.stopping.value(Model.of(self.federation, self.run.task, first))
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """The metrics that have names."""
+        return tuple(metric for metric in self.metrics if isinstance(metric, str))
+
+    @property
+    def measures(self) -> Measures:
+        """What the evaluator measures."""
+        return Measures.of(self.named, self.run.task)
+
+    @property
+    def tables(self) -> Mapping[str, Any]:
+        """What ``config.toml`` says."""
+        return self.run.to_dict() if self.config is None else self.config
+
+    @property
+    def origin(self) -> Origin:
+        """Where the model will come from; several labels are found by their names."""
+        columns = dict((self.config or {}).get("data", {}))
+        label = columns.get("label")
+        label = label if isinstance(label, str) else None
+        return Origin(self.run.label, self.federation.title, label=label, site=columns.get("user"))
