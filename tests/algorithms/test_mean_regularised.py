@@ -36,7 +36,12 @@ from dpscaffold import (
 )
 from dpscaffold.algorithms import Broadcast, Cohort, Known, Local, Participant, Server
 from dpscaffold.algorithms.base import tell_nothing
-from dpscaffold.algorithms.mean_regularised import AnnouncePull, Pulled, given_out, mean_regularised
+from dpscaffold.algorithms.mean_regularised import (
+    AnnouncePull,
+    given_out,
+    mean_regularised,
+    pulled_by_noise,
+)
 from dpscaffold.models.personal import NOT_COVERED, SERVERS_EPSILON, coverage, stored_models
 from dpscaffold.tasks.losses import LOSSES
 
@@ -121,7 +126,7 @@ def test_the_pull_is_outside_clipping_and_noise():
     """Its size does not depend on the clip, and the direction is exactly linear in it."""
     x, y, gradient = torch.zeros(1, 3), torch.full((1, 3), 100.0), torch.full((1, 3), 0.25)
     at = Participant(Broadcast(2, x), {"joined": torch.ones(1, 1)}, Known(4, 0.1, 0.2))
-    assert Pulled(0.5)(gradient, y, at).tolist() == [[50.25] * 3]
+    assert personal("fedavg", 0.5).direction(gradient, y, at).tolist() == [[50.25] * 3]
 
 
 @pytest.mark.parametrize("privacy", ["fixed", "poisson", "user"])
@@ -175,7 +180,7 @@ def pull_of(ratio: float, known: Known, usual: float) -> float:
     """λ of a user where v/ζ² is ``ratio`` for noise of the deviation ``usual``."""
     shared = {"pull": torch.tensor([share(ratio)]), "pull_noise": torch.tensor([usual])}
     return float(
-        Pulled("auto").pull(Participant(Broadcast(5, torch.zeros(1, 2), shared), {}, known))
+        pulled_by_noise(Participant(Broadcast(5, torch.zeros(1, 2), shared), {}, known)).pull
     )
 
 
@@ -218,7 +223,7 @@ def test_the_pull_of_a_run_is_that_of_each_users_own_noise():
     ratio = float(shared["pull"] / (1 - shared["pull"]))
     own = (ratio * spread.square() / spread.square().mean()).clamp_max(2.0)
     wanted = (own / known.steps).clamp_max(1.0) / known.step_size
-    torch.testing.assert_close(Pulled("auto").pull(at).double(), wanted)
+    torch.testing.assert_close(pulled_by_noise(at).pull.double(), wanted)
     assert float(wanted.max()) > 2 * float(wanted.min())
 
 

@@ -51,8 +51,8 @@ def test_a_key_is_named_as_it_is_written(tables: dict[str, Any], said: str) -> N
     [
         ("import sys\nsys.exit(3)\n", "own:net", "whose import failed (SystemExit: 3)"),
         ("def net():\n    raise SystemExit(3)\n", "own:net", "failed with SystemExit: 3"),
-        ("def net():\n    pass\n", "own.py:net", "leave the ending out: 'own:net'"),
-        ("def net():\n    pass\n", "./own.py", "leave the ending out: 'own:factory'"),
+        ("def net():\n    pass\n", "own.py:net", "without '.py'"),
+        ("def net():\n    pass\n", "./own.py", "without '.py'"),
     ],
 )
 def test_a_module_that_ends_itself_or_is_named_as_a_file_is_one_sentence(

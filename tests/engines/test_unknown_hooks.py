@@ -14,8 +14,8 @@ from small import Driven as Drive
 
 from dpscaffold import train
 from dpscaffold.algorithms import Broadcast, Known, Participant
-from dpscaffold.algorithms.affine import FAST_FIELDS, affine, understood
-from dpscaffold.algorithms.base import PROVED_FIELDS, Algorithm
+from dpscaffold.algorithms.affine import FAST_FIELDS, affine
+from dpscaffold.algorithms.base import PROVED_FIELDS, AffineDirection, Algorithm
 from dpscaffold.algorithms.fedprox import Proximal
 from dpscaffold.engines.fast import fused, lockstep
 from dpscaffold.engines.fast.lockstep import Lockstep
@@ -36,6 +36,10 @@ class Hooked(Algorithm):
 def hooked(name: str, start: Callable[[], float] | None = float) -> Algorithm:
     base = EVERY[name]()
     return Hooked(**{f.name: getattr(base, f.name) for f in fields(base) if f.init}, start=start)
+
+
+def understood(algorithm: Algorithm) -> bool:
+    return not algorithm.in_use_beyond(FAST_FIELDS)
 
 
 def at(phase: Algorithm) -> Participant:
@@ -131,7 +135,7 @@ def test_lockstep_is_refused(monkeypatch, known):
     assert (found is not None) == known
 
 
-class Signed(Proximal):
+class Signed(AffineDirection):
     """A subclass that moves otherwise."""
 
     def __call__(self, gradient, y, at):
@@ -146,7 +150,7 @@ class Doubled(HuberErrors):
 
 
 def test_a_subclass_is_not_taken_for_its_base():
-    algorithm = EVERY["fedprox"]().replace(direction=Signed(0.1))
+    algorithm = EVERY["fedprox"]().replace(direction=Signed(Proximal(0.1)))
     assert affine(algorithm, at(algorithm)) is None
     loss = huber(0.5)
     assert fused.model_of(Linear(4, 1, loss)) is not None

@@ -1,4 +1,3 @@
-from .adam import with_adam as with_adam
 from .balanced import scaffold_balanced as scaffold_balanced
 from .balanced import scaffold_balanced_warm as scaffold_balanced_warm
 from .base import Algorithm as Algorithm
@@ -15,11 +14,12 @@ from .fedavg import fedavg as fedavg
 from .fedavg import fedsgd as fedsgd
 from .fednova import fednova as fednova
 from .fedprox import fedprox as fedprox
-from .momentum import with_momentum as with_momentum
 from .registry import ALGORITHMS as ALGORITHMS
 from .registry import DEFAULT as DEFAULT
 from .registry import ITERATIVE as ITERATIVE
-from .ridge import ridge as ridge
 from .scaffold import scaffold as scaffold
 from .scaffold_warm import scaffold_warm as scaffold_warm
-from .server import SERVERS as SERVERS
+from .server_optimisers import SERVERS as SERVERS
+from .server_optimisers import with_adam as with_adam
+from .server_optimisers import with_momentum as with_momentum
+from .sums import ridge as ridge

@@ -15,9 +15,11 @@ to minimise variance. a = 1 is SCAFFOLD.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeGuard
+from typing import TYPE_CHECKING, Literal
 
 from dpscaffold.algorithms.base import (
+    Affine,
+    AffineDirection,
     Algorithm,
     Cohort,
     Local,
@@ -95,28 +97,9 @@ class Balance:
         known = weights.sum() > 0
         mean = weights @ controls / weights.sum()
         spread = Spread.of(server)
-        common = self.degree(spread) * (spread.centre - mean)
+        trust = spread.trust() if self.trust == "auto" else float(self.trust)
+        common = trust * (spread.centre - mean)
         return {"cohort": mean.where(known, 0.0), "common": common.where(known, 0.0)}
-
-    def degree(self, spread: Spread) -> Tensor | float:
-        """a."""
-        return spread.trust() if self.trust == "auto" else float(self.trust)
-
-
-@dataclass(frozen=True)
-class BalanceMetrics:
-    """For the metrics of a run: ‖c‖, a, and the root of the mean of ‖c_i − c‖²."""
-
-    balance: Balance
-
-    def __call__(self, server: Server) -> dict[str, float]:
-        """Three numbers, all functions of uploads."""
-        spread = Spread.of(server)
-        return {
-            "control_norm": float(spread.centre.norm()),
-            "trust": float(self.balance.degree(spread)),
-            "control_spread": float(spread.square) ** 0.5,
-        }
 
 
 def own_controls(memory: Slots) -> tuple[Tensor, Tensor]:
@@ -125,47 +108,42 @@ def own_controls(memory: Slots) -> tuple[Tensor, Tensor]:
     return memory["control"] / (weight + (weight == 0)), weight > 0
 
 
-def along_balanced(gradient: Tensor, y: Tensor, at: Participant) -> Tensor:
+def balanced(at: Participant) -> Affine:
     """y_i^k ← y_i^{k−1} − η_l(H̃_i^k + (c_S − c_i) + a·(c − c_S)); a user who was never seen has no
     c_i, and gets the common part alone."""
     control, seen = own_controls(at.memory)
     drift = seen * (at.broadcast.shared["cohort"] - control)
-    return gradient + drift + at.broadcast.shared["common"]
+    return Affine((drift, at.broadcast.shared["common"]))
+
+
+along_balanced = AffineDirection(balanced)
 
 
 def send_balanced(local: Local, at: Participant) -> tuple[Upload, Slots]:
     """c_i ← the mean of the K noised gradients. A user remembers w_i·c_i, w_i, w_i·‖c_i‖² and
     w_i·v_i, with v_i = spread_i²/K; what changed of them goes up next to Δy_i."""
-    return _with_control(local.params - at.broadcast.params, local, at)
-
-
-def send_measured(local: Local, at: Participant) -> tuple[Upload, Slots]:
-    """The same after a warm-start round, in which nobody moves."""
-    return _with_control(local.params.new_zeros(local.params.shape), local, at)
-
-
-def _with_control(move: Tensor, local: Local, at: Participant) -> tuple[Upload, Slots]:
-    control, known = local.mean_gradient, at.known
-    variance = 0.0 if known.spread is None else known.spread**2 / known.steps
-    weight = at.memory["weight"].new_ones(at.memory["weight"].shape) * known.weight
+    control, known, one = local.mean_gradient, at.known, at.memory["weight"]
+    weight = one.new_ones(one.shape) * known.weight
     kept = {
         "control": weight * control,
         "weight": weight,
         "square": weight * control.square().sum(-1, keepdim=True),
-        "noise": weight * variance,
+        "noise": weight * (known.variance / known.steps),
     }
     totals = {name: value - at.memory[name] for name, value in kept.items()}
-    return Upload(move, totals), kept
+    return Upload(local.params - at.broadcast.params, totals), kept
+
+
+def send_measured(local: Local, at: Participant) -> tuple[Upload, Slots]:
+    """The same after a warm-start round, in which nobody moves."""
+    x = at.broadcast.params.expand_as(local.params)
+    return send_balanced(Local(x, local.mean_gradient), at)
 
 
 def add_all(server: Server, mean: Upload, rate: float) -> Server:
     """x^t ← x^{t−1} + η_g·Δx^t, and every slot stays the mean of the users' own."""
     added = {name: server.slots[name] + total for name, total in mean.totals.items()}
     return Server(server.params + rate * mean.params, {**server.slots, **added})
-
-
-def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def scaffold_balanced(trust: Trust = "auto") -> Algorithm:
@@ -179,24 +157,22 @@ def scaffold_balanced(trust: Trust = "auto") -> Algorithm:
     >>> scaffold_balanced().numbers, scaffold_balanced(0.5).numbers
     ({'trust': 'auto'}, {'trust': 0.5})
     """
-    if trust != "auto" and not (_is_number(trust) and 0 <= trust <= 1):
+    if trust != "auto" and (type(trust) not in (int, float) or not 0 <= trust <= 1):
         raise BadInput(
             "out-of-range", f"algorithm.trust is {trust!r}; give a number in [0, 1], or 'auto'"
         )
-    balance = Balance(trust)
     return Algorithm(
         "scaffold-balanced",
         along_balanced,
         send_balanced,
         add_all,
-        balance,
+        Balance(trust),
         remembers=SLOTS,
         keeps=SLOTS,
         numbers={"trust": trust},
         title="SCAFFOLD-balanced",
         mirrored=True,
         noise_aware=True,
-        shows=BalanceMetrics(balance),
     )
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from dpscaffold.errors import BadInput
@@ -26,9 +25,13 @@ Size = Literal["vector", "number"]
 
 @dataclass(frozen=True)
 class Broadcast:
-    """Server → user at the start of a round: x^{t−1} and whatever the algorithm announces."""
+    """Server → user at the start of a round: x^{t−1} and whatever the algorithm announces.
 
-    round: int
+    ``round`` counts from 1. It is an ``int``, or a tensor of one number, as a round that a GPU has
+    recorded is replayed with other numbers: calculate with it, and let no ``if`` ask for it.
+    """
+
+    round: Any
     params: Tensor
     shared: Slots = field(default_factory=dict)
 
@@ -51,6 +54,11 @@ class Known:
     step_size: float | Tensor
     spread: float | Tensor | None = 0.0
     weight: float | Tensor = 1.0
+
+    @property
+    def variance(self) -> float | Tensor:
+        """``spread²``, for algorithms that are ``noise_aware``: they never meet an unknown one."""
+        return 0.0 if self.spread is None else self.spread**2
 
 
 @dataclass(frozen=True)
@@ -112,6 +120,60 @@ class Server:
     slots: Slots = field(default_factory=dict)
 
 
+#: Where a participation begins: a function of what the server sent and of the user's slots.
+BeginAt = Callable[[Participant], "Tensor"]
+Announce = Callable[[Server, Cohort], Slots]
+Direction = Callable[["Tensor", "Tensor", Participant], "Tensor"]
+Finish = Callable[[Local, Participant], tuple[Upload, Slots]]
+Update = Callable[[Server, Upload, float], Server]
+
+
+def tell_nothing(server: Server, cohort: Cohort) -> Slots:
+    """Participants are sent x alone."""
+    return {}
+
+
+@dataclass(frozen=True)
+class Affine:
+    """g + Σ ``shifts`` + ``pull``·(y − x), or zero where it ``moves`` not. The pull may differ
+    between users, (U, 1)."""
+
+    shifts: tuple[Tensor, ...] = ()
+    pull: float | Tensor = 0.0
+    moves: bool = True
+
+    @property
+    def shift(self) -> Tensor | None:
+        """The shifts in one."""
+        return sum(self.shifts[1:], self.shifts[0]) if self.shifts else None
+
+
+@dataclass(frozen=True)
+class AffineDirection:
+    """A direction that is the gradient plus what stands still during a participation, so that a
+    device may take all K steps in a program of its own.
+
+    The direction is computed from its ``form``, so the two cannot disagree: an algorithm whose
+    direction is replaced has no form, or that of its new direction.
+
+    >>> AffineDirection(lambda at: Affine(shifts=(5.0,)))(1.0, None, None)
+    6.0
+    """
+
+    form: Callable[[Participant], Affine]
+
+    def __call__(self, gradient: Tensor, y: Tensor, at: Participant) -> Tensor:
+        """The direction of one step."""
+        form = self.form(at)
+        if not form.moves:
+            return y.new_zeros(y.shape)
+        for shift in form.shifts:
+            gradient = gradient + shift
+        if isinstance(form.pull, float) and form.pull == 0:
+            return gradient
+        return gradient + form.pull * (y - at.broadcast.params)
+
+
 #: Functions, and classes of functions, that are proved to be linear; see :func:`proved_linear`.
 _LINEAR: list[object] = []
 
@@ -119,7 +181,8 @@ Proved = TypeVar("Proved", bound=Callable[..., object])
 
 
 def proved_linear(function: Proved) -> Proved:
-    """Mark a ``direction`` or a ``finish`` that Theorem 2 of docs/privacy.md covers.
+    """Mark a ``direction``, the form of one, or a ``finish`` that Theorem 2 of docs/privacy.md
+    covers.
 
     With one local step its result must be the noised gradient times a public factor, the same for
     all users, plus public vectors; a ``finish`` must upload ``params`` alone. Only then does the
@@ -131,36 +194,15 @@ def proved_linear(function: Proved) -> Proved:
 
 
 def _is_linear(function: object) -> bool:
-    return any(proved is function or proved is type(function) for proved in _LINEAR)
-
-
-#: Where a participation begins: a function of what the server sent and of the user's slots.
-BeginAt = Callable[[Participant], "Tensor"]
-Announce = Callable[[Server, Cohort], Slots]
-Direction = Callable[["Tensor", "Tensor", Participant], "Tensor"]
-Finish = Callable[[Local, Participant], tuple[Upload, Slots]]
-Update = Callable[[Server, Upload, float], Server]
-
-
-Shows = Callable[[Server], dict[str, float]]
-
-
-def slot_norms(server: Server) -> dict[str, float]:
-    """What a server's slots show in the metrics of a run, where the algorithm says nothing else."""
-    return {f"{name}_norm": float(slot.norm()) for name, slot in server.slots.items()}
-
-
-def tell_nothing(server: Server, cohort: Cohort) -> Slots:
-    """Participants are sent x alone."""
-    return {}
+    part = function.form if type(function) is AffineDirection else function
+    return any(proved is part or proved is type(part) for proved in _LINEAR)
 
 
 #: The fields of an algorithm with which the privacy bounds were proved.
 PROVED_FIELDS = frozenset(
     (
         *("name", "direction", "finish", "update", "announce", "remembers", "keeps", "numbers"),
-        *("title", "mirrored", "noise_aware", "shows", "warm_up", "full_pass", "private"),
-        *("sums", "begin_at"),
+        *("title", "mirrored", "noise_aware", "warm_up", "private", "sums", "begin_at"),
     )
 )
 
@@ -199,13 +241,11 @@ class Algorithm:
         remembers: The slots of every user, ``"vector"`` or ``"number"``; zero at the start.
         keeps: The slots of the server, likewise.
         numbers: The algorithm's own numbers (μ, β): they are configured, stored and compared.
-        title: The name in figures and tables.
+        title: The name in figures and tables; by default ``name``.
         mirrored: Whether ``announce`` needs the cohort's memories.
         noise_aware: Whether the spread of the noise must be known, so that C cannot be computed
             from the batch.
-        shows: ``shows(server)``, the numbers that metrics show of the server's slots.
         warm_up: The algorithm of the warm-start rounds.
-        full_pass: Whether a round is one pass over a user's records, so that K·s must be 1.
         private: Slots that never leave their user: they are not uploaded, ``announce`` does not see
             them, and a server cannot restore them.
         begin_at: ``begin_at(participant)``, where local steps begin; by default at x.
@@ -232,66 +272,66 @@ class Algorithm:
     title: str = ""
     mirrored: bool = False
     noise_aware: bool = False
-    shows: Shows = slot_norms
     warm_up: Algorithm | None = None
-    full_pass: bool = False  # FedSGD: K·s must be 1
     private: tuple[str, ...] = ()
     sums: SumRule | None = None
     begin_at: BeginAt | None = None
-    #: Whether a round depends on what a user did in earlier ones, as the accountant asks.
-    memory: bool = field(init=False, repr=False, compare=False)
-    #: Whether every upload is proved to be one vector that is linear in the noised gradient.
-    one_sum: bool = field(init=False, repr=False, compare=False)
-    #: The title, or the name where there is none.
-    shown: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        first = self.warm_up
-        memory = bool(self.remembers) or self.mirrored or (first is not None and first.memory)
-        linear = _is_linear(self.direction) and _is_linear(self.finish) and not self.unproved
-        for phase in filter(None, (self, first)):
-            self._check_private(phase)
-        object.__setattr__(self, "memory", memory)
-        object.__setattr__(self, "one_sum", linear and (first is None or first.one_sum))
-        object.__setattr__(self, "shown", self.title or self.name)
+        private, first = set(self.private), self.warm_up or self
+        if private - set(self.remembers) or private != set(first.private):
+            raise BadInput(
+                "bad-algorithm",
+                f"algorithm.private is {self.private} for {self.name!r}, and {first.private} in "
+                f"its warm-up; give names of remembers ({', '.join(self.remembers) or 'none'}), "
+                f"the same in both",
+            )
 
     def replace(self, **changes: object) -> Algorithm:
         """This algorithm with some parts replaced."""
         return replace(self, **changes)  # type: ignore[arg-type]
 
-    def _check_private(self, phase: Algorithm) -> None:
-        unknown = set(phase.private) - set(self.remembers)
-        if unknown or set(phase.private) != set(self.private):
-            raise BadInput(
-                "bad-algorithm",
-                f"algorithm.private is {phase.private} for {phase.name!r}; give names of "
-                f"remembers ({', '.join(self.remembers) or 'none'}), the same in the warm-up",
-            )
+    @property
+    def shown(self) -> str:
+        """The title, or the name where there is none."""
+        return self.title or self.name
+
+    @property
+    def memory(self) -> bool:
+        """Whether a round depends on what a user did in earlier ones, as the accountant asks."""
+        first = self.warm_up is not None and self.warm_up.memory
+        return bool(self.remembers) or self.mirrored or first
+
+    @property
+    def one_sum(self) -> bool:
+        """Whether every upload is proved to be one vector that is linear in the noised gradient."""
+        linear = _is_linear(self.direction) and _is_linear(self.finish) and not self.unproved
+        return linear and (self.warm_up is None or self.warm_up.one_sum)
 
     @property
     def shared(self) -> Mapping[str, Size]:
         """The slots of a user that the server may know: all but the private ones."""
         return {name: size for name, size in self.remembers.items() if name not in self.private}
 
-    @cached_property
+    @property
     def unproved(self) -> tuple[str, ...]:
-        """The fields in use with which no privacy bound was proved, the warm-up's included."""
-        own = self.in_use_beyond(PROVED_FIELDS)
-        return own if self.warm_up is None else (*own, *self.warm_up.unproved)
+        """The fields in use with which no privacy bound was proved."""
+        return self.in_use_beyond(PROVED_FIELDS)
 
     def in_use_beyond(self, known: Collection[str]) -> tuple[str, ...]:
-        """The fields that are set and are not ``known``: a caller that knows only those must refuse
-        this algorithm, as it would ignore what it does not know.
+        """The fields that are set and are not ``known``, the warm-up's included: a caller that
+        knows only those must refuse this algorithm, as it would ignore what it does not know.
 
         >>> from dpscaffold import scaffold
         >>> scaffold().in_use_beyond(PROVED_FIELDS), scaffold().in_use_beyond(["name"])[:2]
         ((), ('direction', 'finish'))
         """
-        return tuple(
+        own = tuple(
             one.name
             for one in fields(self)
-            if one.init and one.name not in known and getattr(self, one.name) != _default(one)
+            if one.name not in known and getattr(self, one.name) != _default(one)
         )
+        return own if self.warm_up is None else (*own, *self.warm_up.in_use_beyond(known))
 
     def check_upload(self, upload: Upload) -> None:
         """Refuse an upload that contains a private slot."""

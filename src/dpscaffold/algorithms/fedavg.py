@@ -1,11 +1,10 @@
 """FedAvg, and FedSGD, which is FedAvg with K·s = 1 (Algorithm 2 of the paper without its noise)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from dpscaffold.algorithms.base import (
+    Affine,
+    AffineDirection,
     Algorithm,
     Local,
     Participant,
@@ -15,14 +14,14 @@ from dpscaffold.algorithms.base import (
     proved_linear,
 )
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 @proved_linear
-def along_gradient(gradient: Tensor, y: Tensor, at: Participant) -> Tensor:
+def unchanged(at: Participant) -> Affine:
     """y_i^k ← y_i^{k−1} − η_l·H̃_i^k."""
-    return gradient
+    return Affine()
+
+
+along_gradient = AffineDirection(unchanged)
 
 
 @proved_linear
@@ -45,4 +44,4 @@ def fedavg() -> Algorithm:
 def fedsgd() -> Algorithm:
     """FedAvg whose K batches together are one pass over the user's data: K = round(1/s), else an
     error."""
-    return fedavg().replace(name="fedsgd", title="FedSGD", full_pass=True)
+    return fedavg().replace(name="fedsgd", title="FedSGD")

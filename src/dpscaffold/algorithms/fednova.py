@@ -1,24 +1,16 @@
 """FedNova: averaging that stays fair where users take different numbers of local steps (Wang et al.
 2020)."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from dpscaffold.algorithms.base import Algorithm, Cohort, Local, Participant, Server, Slots, Upload
 from dpscaffold.algorithms.fedavg import fedavg
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def tell_mean_steps(server: Server, cohort: Cohort) -> Slots:
     """Participants receive τ = Σ w_i·K_i, the cohort's mean number of steps."""
-    steps: int | Tensor = cohort.known.steps
+    weights, steps = cohort.weights, cohort.known.steps
     if isinstance(steps, int):
-        return {"mean_steps": cohort.weights.new_full((1,), float(steps))}
-    own = steps.to(cohort.weights.device).reshape(-1)
-    return {"mean_steps": (cohort.weights * own).sum().reshape(1)}
+        return {"mean_steps": weights.new_full((1,), float(steps))}
+    return {"mean_steps": (weights * steps.to(weights.device).reshape(-1)).sum().reshape(1)}
 
 
 def send_normalised(local: Local, at: Participant) -> tuple[Upload, Slots]:

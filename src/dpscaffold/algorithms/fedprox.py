@@ -1,16 +1,16 @@
 """FedProx: FedAvg with a pull back towards the broadcast model (Li et al. 2020)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from dpscaffold.algorithms.base import Algorithm, Participant, proved_linear
+from dpscaffold.algorithms.base import (
+    Affine,
+    AffineDirection,
+    Algorithm,
+    Participant,
+    proved_linear,
+)
 from dpscaffold.algorithms.fedavg import fedavg
 from dpscaffold.checks import at_least
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @proved_linear
@@ -21,9 +21,9 @@ class Proximal:
 
     mu: float
 
-    def __call__(self, gradient: Tensor, y: Tensor, at: Participant) -> Tensor:
-        """The pulled direction."""
-        return gradient + self.mu * (y - at.broadcast.params)
+    def __call__(self, at: Participant) -> Affine:
+        """The same pull in every participation."""
+        return Affine(pull=float(self.mu))
 
 
 def fedprox(mu: float = 0.1) -> Algorithm:
@@ -38,6 +38,7 @@ def fedprox(mu: float = 0.1) -> Algorithm:
     'fedprox'
     """
     at_least("algorithm.mu", mu, 0)
+    direction = AffineDirection(Proximal(mu))
     return fedavg().replace(
-        name="fedprox", title="FedProx", direction=Proximal(mu), numbers={"mu": mu}
+        name="fedprox", title="FedProx", direction=direction, numbers={"mu": mu}
     )

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Literal
 
 from dpscaffold.algorithms.balanced import along_balanced
 from dpscaffold.algorithms.base import (
+    Affine,
+    AffineDirection,
     Algorithm,
     Announce,
     Cohort,
@@ -28,14 +30,12 @@ from dpscaffold.algorithms.base import (
     Upload,
 )
 from dpscaffold.algorithms.fedavg import along_gradient
+from dpscaffold.algorithms.fedprox import Proximal
 from dpscaffold.algorithms.scaffold import along_corrected
 from dpscaffold.errors import BadInput
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-#: λ: a number, or estimated from the uploads of the first round.
-Strength = float | Literal["auto"]
 
 #: A user's own model, and how often it took part. They never leave the user.
 OWN: dict[str, Size] = {"personal": "vector", "joined": "number"}
@@ -58,80 +58,92 @@ MOST = 2.0
 
 def own_start(at: Participant) -> Tensor:
     """w_i; x for a user that takes part for the first time."""
-    joined = at.memory["joined"] > 0
-    return at.memory["personal"].where(joined, at.broadcast.params)
+    return at.memory["personal"].where(at.memory["joined"] > 0, at.broadcast.params)
 
 
-@dataclass(frozen=True)
-class Pulled:
-    """w_i ← w_i − η_l(H̃_i^k + λ(w_i − x))."""
+def pulled_by_noise(at: Participant) -> Affine:
+    """λ = "auto" of a participation: (v_i/ζ²)/(η_l·K), where v_i is the variance of the noise on
+    this user's own Δy_i and ζ² the spread of Δy_i between users that is not noise; at most
+    :data:`MOST`/(η_l·K), and never beyond x. Users with little noise are pulled little.
 
-    strength: Strength
-
-    def __call__(self, gradient: Tensor, y: Tensor, at: Participant) -> Tensor:
-        """``gradient`` is noised already; the pull is not clipped and has no noise of its own."""
-        return gradient + self.pull(at) * (y - at.broadcast.params)
-
-    def pull(self, at: Participant) -> Tensor | float:
-        """λ of this participation. With ``auto`` it is (v_i/ζ²)/(η_l·K), where v_i is the variance
-        of the noise on this user's own Δy_i and ζ² the spread of Δy_i between users that is not
-        noise; at most :data:`MOST`/(η_l·K), and never beyond x. Users with little noise are pulled
-        little.
-
-        For a quadratic loss of curvature h the error of w_i is about η_l·s²/(2(h + λ)) from noise
-        of variance s² on each step, and (λ/(h + λ))²τ² from the pull. It is smallest near
-        λ = η_l·s²/(4τ²); with τ² = ζ²/(η_l·K·h)² and h of the order 2/(η_l·K), the curvature that
-        K steps can see, that is this λ.
-        """
-        if self.strength != "auto":
-            return float(self.strength)
-        known, noisy = at.known, at.broadcast.shared["pull"]
-        ratio = (noisy / (1 - noisy) * _louder(at)).clamp_max(MOST)
-        return (ratio / known.steps).clamp_max(1.0) / known.step_size
+    For a quadratic loss of curvature h the error of w_i is about η_l·s²/(2(h + λ)) from noise of
+    variance s² on each step, and (λ/(h + λ))²τ² from the pull. It is smallest near
+    λ = η_l·s²/(4τ²); with τ² = ζ²/(η_l·K·h)² and h of the order 2/(η_l·K), the curvature that
+    K steps can see, that is this λ.
+    """
+    known, noisy = at.known, at.broadcast.shared["pull"]
+    ratio = (noisy / (1 - noisy) * _louder(at)).clamp_max(MOST)
+    return Affine(pull=(ratio / known.steps).clamp_max(1.0) / known.step_size)
 
 
 def _louder(at: Participant) -> Tensor:
     """The variance of a user's noise over the mean of those of the first round's participants, from
     public numbers; 1 where there was none yet, or no noise."""
-    usual, known = at.broadcast.shared["pull_noise"], at.known
-    spread = 0.0 if known.spread is None else known.spread
-    own = usual.new_ones(usual.shape) * spread * known.steps**0.5
-    return (own / usual.where(usual > 0, 1.0)).square().where(usual > 0, 1.0)
+    usual = at.broadcast.shared["pull_noise"].square()
+    own = usual.new_ones(usual.shape) * at.known.variance * at.known.steps
+    return (own / usual).where(usual > 0, 1.0)
 
 
 @dataclass(frozen=True)
 class CommonMove:
-    """Keeps w_i^K, and uploads what the base algorithm would upload of the same noised gradients:
+    """What the base algorithm would upload and keep of the same noised gradients:
     Δy_i = −η_l·K·(their mean, with the base's correction)."""
 
     direction: Direction
     finish: Finish
-    pulled: Pulled
 
     def __call__(self, local: Local, at: Participant) -> tuple[Upload, Slots]:
-        """The upload, and the user's slots."""
+        """Of the mean gradient alone."""
         x, known = at.broadcast.params, at.known
         moved = known.step_size * known.steps * self.direction(local.mean_gradient, x, at)
-        upload, kept = self.finish(Local(x - moved, local.mean_gradient), at)
-        joined = at.memory["joined"]
-        own = {"personal": local.params, "joined": joined + 1}
-        if self.pulled.strength == "auto":
-            own["own_noise"] = self._noise(at)
-            upload = replace(upload, totals={**upload.totals, **_measured(upload.params, at)})
-        return upload, {**kept, **own}
+        return self.finish(Local(x - moved, local.mean_gradient), at)
 
-    def _noise(self, at: Participant) -> Tensor:
-        """The variance on each coordinate of w_i after K steps, from that before. It is an upper
-        bound for a convex loss, whose curvature shrinks the noise further."""
-        known = at.known
-        spread = 0.0 if known.spread is None else known.spread
-        before = at.memory["own_noise"]
-        kept = before.new_ones(before.shape) * (1 - known.step_size * self.pulled.pull(at)) ** 2
-        whole = kept**known.steps
-        flat = kept > 1 - 1e-6
-        every = before.new_ones(before.shape) * known.steps
-        times = ((1 - whole) / (1 - kept).where(~flat, 1.0)).where(~flat, every)
-        return whole * before + (known.step_size * spread) ** 2 * times
+
+@dataclass(frozen=True)
+class KeepOwn:
+    """The common move, and w_i ← w_i^K."""
+
+    move: Finish
+
+    def __call__(self, local: Local, at: Participant) -> tuple[Upload, Slots]:
+        """The upload, and the user's slots with its own model."""
+        upload, kept = self.move(local, at)
+        return upload, {**kept, "personal": local.params, "joined": at.memory["joined"] + 1}
+
+
+@dataclass(frozen=True)
+class MeasuredMove:
+    """The common move of λ = "auto": what λ is estimated from goes up in the first round, and the
+    noise of w_i is kept."""
+
+    move: CommonMove
+
+    def __call__(self, local: Local, at: Participant) -> tuple[Upload, Slots]:
+        """All of it functions of Δy_i and public numbers; the sums are zero after the first
+        round."""
+        upload, kept = self.move(local, at)
+        known, joined = at.known, at.memory["joined"]
+        first = joined.new_ones(joined.shape) * (at.broadcast.round == 1)
+        spread = first * known.variance * known.steps
+        measured = {
+            "first_square": first * upload.params.square().sum(-1, keepdim=True),
+            "first_noise": known.step_size**2 * spread * upload.params.shape[-1],
+            "first_spread": spread,
+            "first_count": first,
+        }
+        totals = {**upload.totals, **measured}
+        return replace(upload, totals=totals), {**kept, "own_noise": _own_noise(at)}
+
+
+def _own_noise(at: Participant) -> Tensor:
+    """The variance on each coordinate of w_i after K steps, from that before. It is an upper bound
+    for a convex loss, whose curvature shrinks the noise further."""
+    known, before = at.known, at.memory["own_noise"]
+    one = before.new_ones(before.shape)
+    kept = one * (1 - known.step_size * pulled_by_noise(at).pull) ** 2
+    whole = kept**known.steps
+    times = ((1 - whole) / (1 - kept)).where(kept <= 1 - 1e-6, one * known.steps)
+    return whole * before + known.step_size**2 * known.variance * times
 
 
 def given_out(own: Slots, common: Tensor) -> Tensor:
@@ -159,21 +171,6 @@ def _shrinkage(apart: Tensor, noise: Tensor, joined: Tensor) -> Tensor:
     return shrunk.where(noise > 0, 1.0).to(apart.dtype)
 
 
-def _measured(move: Tensor, at: Participant) -> Slots:
-    """What λ = "auto" needs of a user, all of it functions of Δy_i and public numbers; zero after
-    the first round."""
-    now = 1.0 if at.broadcast.round == 1 else 0.0
-    one = at.memory["joined"].new_ones(at.memory["joined"].shape) * now
-    known = at.known
-    spread = 0.0 if known.spread is None else known.spread
-    return {
-        "first_square": one * move.square().sum(-1, keepdim=True),
-        "first_noise": one * (known.step_size * spread) ** 2 * known.steps * move.shape[-1],
-        "first_spread": one * spread**2 * known.steps,
-        "first_count": one,
-    }
-
-
 @dataclass(frozen=True)
 class AnnouncePull:
     """What the base announces, v/(v + ζ²) as estimated from the first round, 1 where all of the
@@ -185,15 +182,13 @@ class AnnouncePull:
     def __call__(self, server: Server, cohort: Cohort) -> Slots:
         """ζ² = mean‖Δy_i‖² − ‖mean Δy‖² − v, its positive part: the estimate of James and Stein,
         as for the trust in balanced controls."""
-        slots = server.slots
-        count = slots["first_count"].double()
-        names = ("first_square", "first_noise", "first_spread")
-        mean = [slots[name].double() / count for name in names]
-        signal = mean[0] - mean[1] - slots["first_centre"].double()
-        noisy = mean[1] / (mean[1] + signal.clamp_min(0.0))
-        noisy = noisy.where(count > 0, 0.0).where(mean[1] > 0, 0.0)
-        usual = mean[2].sqrt().where(count > 0, 0.0)
-        told = {"pull": noisy, "pull_noise": usual}
+        square, noise, spread, count, centre = (server.slots[name].double() for name in FIRST)
+        signal = ((square - noise) / count - centre).clamp_min(0.0)
+        noisy = noise / count / (noise / count + signal)
+        told = {
+            "pull": noisy.where((count > 0) & (noise > 0), 0.0),
+            "pull_noise": (spread / count).sqrt().where(count > 0, 0.0),
+        }
         told = {name: value.to(server.params.dtype) for name, value in told.items()}
         return {**self.base(server, cohort), **told}
 
@@ -206,17 +201,15 @@ class UpdateMeasured:
 
     def __call__(self, server: Server, mean: Upload, rate: float) -> Server:
         """‖mean Δy‖² is kept in the round that has sums."""
-        measured = {name: mean.totals[name] for name in FIRST if name in mean.totals}
+        centre = mean.params.square().sum().reshape(1).where(mean.totals["first_count"] > 0, 0.0)
+        sums = {**mean.totals, "first_centre": centre}
+        added = {name: server.slots[name] + sums[name] for name in FIRST}
         rest = {name: value for name, value in mean.totals.items() if name not in FIRST}
         moved = self.base(server, replace(mean, totals=rest), rate)
-        added = {name: server.slots[name] + value for name, value in measured.items()}
-        centre = mean.params.square().sum().reshape(1)
-        first = measured["first_count"] > 0
-        added["first_centre"] = server.slots["first_centre"] + centre.where(first, 0.0)
         return replace(moved, slots={**moved.slots, **added})
 
 
-def mean_regularised(base: Algorithm, strength: Strength = "auto") -> Algorithm:
+def mean_regularised(base: Algorithm, strength: float | Literal["auto"] = "auto") -> Algorithm:
     """An algorithm that trains a model for each user next to the common one.
 
     The base may be any whose direction is the noised gradient plus what stands still during a
@@ -225,7 +218,7 @@ def mean_regularised(base: Algorithm, strength: Strength = "auto") -> Algorithm:
 
     Args:
         base: The algorithm that moves the common model.
-        strength: λ, 0 or more, or ``"auto"``.
+        strength: λ, 0 or more, or ``"auto"``: estimated from the uploads of the first round.
 
     >>> from dpscaffold import fedavg
     >>> mean_regularised(fedavg(), 0.5).numbers
@@ -243,20 +236,22 @@ def mean_regularised(base: Algorithm, strength: Strength = "auto") -> Algorithm:
             f"proved with; use FedAvg, SCAFFOLD or balanced controls without warm start, or "
             f"personal.kind = 'fine-tune'",
         )
-    auto, pulled = strength == "auto", Pulled(strength)
-    own = {**OWN, **OWN_NOISE} if auto else OWN
+    move = CommonMove(base.direction, base.finish)
     changed = base.replace(
-        direction=pulled,
-        finish=CommonMove(base.direction, base.finish, pulled),
         begin_at=own_start,
-        remembers={**base.remembers, **own},
-        private=(*base.private, *own),
+        finish=KeepOwn(move),
+        remembers={**base.remembers, **OWN},
+        private=(*base.private, *OWN),
         numbers={**base.numbers, "pull": strength},
         title=f"{base.shown}, mean-regularised",
     )
-    if not auto:
-        return changed
+    if strength != "auto":
+        return changed.replace(direction=AffineDirection(Proximal(strength)))
     return changed.replace(
+        direction=AffineDirection(pulled_by_noise),
+        finish=KeepOwn(MeasuredMove(move)),
+        remembers={**changed.remembers, **OWN_NOISE},
+        private=(*changed.private, *OWN_NOISE),
         announce=AnnouncePull(base.announce),
         update=UpdateMeasured(base.update),
         keeps={**base.keeps, **FIRST},

@@ -5,14 +5,17 @@ noise, so everything that leaves a user is a function of noised gradients and of
 sent.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-from dpscaffold.algorithms.base import Algorithm, Cohort, Local, Participant, Server, Slots, Upload
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from dpscaffold.algorithms.base import (
+    Affine,
+    AffineDirection,
+    Algorithm,
+    Cohort,
+    Local,
+    Participant,
+    Server,
+    Slots,
+    Upload,
+)
 
 
 def tell_control(server: Server, cohort: Cohort) -> Slots:
@@ -20,9 +23,12 @@ def tell_control(server: Server, cohort: Cohort) -> Slots:
     return {"control": server.slots["control"]}
 
 
-def along_corrected(gradient: Tensor, y: Tensor, at: Participant) -> Tensor:
+def corrected(at: Participant) -> Affine:
     """y_i^k ← y_i^{k−1} − η_l(H̃_i^k − c_i^{t−1} + c^{t−1})."""
-    return gradient - at.memory["control"] + at.broadcast.shared["control"]
+    return Affine((-at.memory["control"], at.broadcast.shared["control"]))
+
+
+along_corrected = AffineDirection(corrected)
 
 
 def send_move_and_control(local: Local, at: Participant) -> tuple[Upload, Slots]:

@@ -1,25 +1,29 @@
 """SCAFFOLD with a warm start; with noise it is the paper's DP-SCAFFOLD-warm."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-from dpscaffold.algorithms.base import Algorithm, Local, Participant, Slots, Upload
+from dpscaffold.algorithms.base import (
+    Affine,
+    AffineDirection,
+    Algorithm,
+    Local,
+    Participant,
+    Slots,
+    Upload,
+)
 from dpscaffold.algorithms.scaffold import scaffold
 
-if TYPE_CHECKING:
-    from torch import Tensor
 
-
-def stay(gradient: Tensor, y: Tensor, at: Participant) -> Tensor:
+def still(at: Participant) -> Affine:
     """A warm-start step measures a gradient at x⁰ and moves nowhere."""
-    return y.new_zeros(y.shape)
+    return Affine(moves=False)
+
+
+stay = AffineDirection(still)
 
 
 def send_measured_control(local: Local, at: Participant) -> tuple[Upload, Slots]:
     """c_i ← (1/K)Σ H̃_i^k(x⁰): the model does not move, the control becomes the measured mean."""
-    still, control = local.params.new_zeros(local.params.shape), local.mean_gradient
-    return Upload(still, {"control": control - at.memory["control"]}), {"control": control}
+    nowhere, control = local.params.new_zeros(local.params.shape), local.mean_gradient
+    return Upload(nowhere, {"control": control - at.memory["control"]}), {"control": control}
 
 
 def scaffold_warm() -> Algorithm:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dpscaffold.algorithms import Algorithm
 from dpscaffold.audit.canary import Pair, clipped_at, federation_of, make_pair, small
-from dpscaffold.config import Run, load, make_run
+from dpscaffold.config import Run, load
 from dpscaffold.config.gaussian import Gaussian
 from dpscaffold.config.plan import Plan
 from dpscaffold.config.secure import Secure
@@ -85,10 +85,8 @@ class AuditSubject:
 
     def setting(self, federation: Federation) -> Run:
         """The setting of a game on these users."""
-        algorithm = self.algorithm.replace(full_pass=False)
-        return make_run(
-            federation.roster, self.task, algorithm, self.plan, self.privacy, secure=self.secure
-        )
+        given = self.task, self.algorithm, self.plan, self.privacy, self.secure
+        return Run(federation.roster, *given)
 
     @property
     def secure(self) -> Secure | None:

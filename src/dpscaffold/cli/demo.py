@@ -29,7 +29,7 @@ def demo_command(
     """Compare DP-SCAFFOLD, DP-FedAvg, DP-FedSGD and SCAFFOLD without privacy."""
     from rich.console import Console
 
-    from dpscaffold.algorithms import ALGORITHMS
+    from dpscaffold.algorithms.registry import ONE_PASS
     from dpscaffold.cli.compare import show
     from dpscaffold.config import load
     from dpscaffold.data.loading import load_federation
@@ -45,7 +45,7 @@ def demo_command(
     federation = None
     for name, algorithm, private in RUNS:
         changes = [f"algorithm.name={algorithm}"]
-        if ALGORITHMS[algorithm]().full_pass:
+        if algorithm in ONE_PASS:
             changes.append(f"plan.local_steps={round(1 / DEMO['plan']['data_ratio'])}")
         if not private:
             changes.append("privacy=false")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ConfigDict, PrivateAttr, ValidationInfo, model_validator
 
-from dpscaffold.algorithms import DEFAULT, Algorithm
+from dpscaffold.algorithms import DEFAULT, SERVERS, Algorithm
 from dpscaffold.algorithms.naming import build, numbers_of
 from dpscaffold.config.table import OwnFileTable, folder_of
 
@@ -25,7 +25,7 @@ class AlgorithmSettings(OwnFileTable):
     name: str = DEFAULT
     """The algorithm by name, or your own function as 'my_file:factory'. The file is searched next
     to the configuration. Example: ``"fedprox"``"""
-    server: str | None = None
+    server: Literal["momentum", "adam"] | None = None
     """An optimiser at the server, wrapped around the algorithm. Example: ``"momentum"``"""
     _built: Algorithm = PrivateAttr()
 
@@ -36,7 +36,7 @@ class AlgorithmSettings(OwnFileTable):
         if not isinstance(given, Mapping):
             return given
         name, server = given.get("name", DEFAULT), given.get("server")
-        if not isinstance(name, str) or not isinstance(server, str | None):
+        if not isinstance(name, str) or server not in (None, *SERVERS):
             return given
         numbers = {key: value for key, value in given.items() if key not in ("name", "server")}
         return {**given, **numbers_of(name, server, numbers, folder_of(info))}

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from dpscaffold.algorithms import Algorithm
 from dpscaffold.algorithms.fedavg import add_mean_move
+from dpscaffold.algorithms.registry import ONE_PASS
 from dpscaffold.config.gaussian import Gaussian
 from dpscaffold.config.plan import ONE_ROUND, Plan
 from dpscaffold.config.secure import Secure
@@ -64,15 +65,19 @@ def check_costs(preparation: Sequence[Prepared], secret: bool) -> None:
         )
 
 
-def check_rounds(plan: Plan, algorithm: Algorithm, warm_rounds: int) -> None:
-    """The plan has the rounds and steps that the algorithm takes."""
+def check_pass(plan: Plan, algorithm: Algorithm) -> None:
+    """K·s is 1 where a round is one pass over a user's records."""
     one_pass = max(1, round(1 / plan.data_ratio))
-    if algorithm.full_pass and plan.local_steps != one_pass:
+    if algorithm.name in ONE_PASS and plan.local_steps != one_pass:
         raise BadInput(
             "one-pass-steps",
             f"plan.local_steps is {plan.local_steps}, but {algorithm.name} takes one pass over "
             f"the data a round; with plan.data_ratio {plan.data_ratio} use {one_pass}",
         )
+
+
+def check_rounds(plan: Plan, warm_rounds: int) -> None:
+    """There are rounds left after the warm start."""
     if warm_rounds >= plan.rounds:
         raise BadInput(
             "no-rounds-left",

@@ -31,7 +31,7 @@ def algorithm_identity(algorithm: Algorithm) -> dict[str, Any]:
     global variable say, cannot be told apart.
 
     >>> from dpscaffold import fedprox
-    >>> algorithm_identity(fedprox(0.1))["direction"]["mu"]
+    >>> algorithm_identity(fedprox(0.1))["direction"]["form"]["mu"]
     0.1
     """
     return {

@@ -15,6 +15,7 @@ from dpscaffold.config.budgets import (
     keeps_budgets,
     own_noises,
 )
+from dpscaffold.config.consistency import check_pass
 from dpscaffold.config.gaussian import Gaussian, NoisedStep
 from dpscaffold.config.plan import Plan
 from dpscaffold.config.run import Run
@@ -46,6 +47,7 @@ def make_run(
     >>> make_run(roster, Logistic(40, 10), fedavg(), Plan(), asked).privacy.epsilon is None
     True
     """
+    check_pass(plan, algorithm)
     if privacy is None or privacy.epsilon is None:
         task = _sums_in_place_of(task, algorithm, roster, privacy)
         return Run(roster, task, algorithm, plan, privacy, secure, absent)

@@ -77,7 +77,7 @@ class Run:
                 "data.declared_sizes is given, but batches of fixed size need the true sizes; set "
                 "privacy.sampling = 'poisson' or leave the sizes out",
             )
-        check_rounds(plan, algorithm, self.warm_rounds)
+        check_rounds(plan, self.warm_rounds)
         if self.privacy is not None:
             check_privacy(self.privacy, algorithm, plan, self.secure, self.users)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from pydantic import Field, model_validator
 
-from dpscaffold.algorithms.naming import own_function
+from dpscaffold.algorithms.naming import made_by, own_function
 from dpscaffold.config.table import OwnFileTable
 from dpscaffold.data.meanings import Shaped
 from dpscaffold.errors import BadInput, nearest
@@ -140,22 +140,8 @@ def own_module(name: str, folder: Path | None, argument: str = "task.module") ->
     from torch import nn
     from torch.nn.parameter import UninitializedParameter
 
-    factory = own_function(name, folder, argument)
-    try:
-        made = factory()
-    except (Exception, SystemExit) as error:
-        raise BadInput(
-            "factory-failed",
-            f"{argument} is {name!r}, whose factory failed with {type(error).__name__}: {error}; "
-            f"fix it",
-        ) from error
-    if not isinstance(made, nn.Module):
-        shown = made.__name__ + ", a class" if isinstance(made, type) else type(made).__name__
-        raise BadInput(
-            "wrong-factory-result",
-            f"{argument} is {name!r}, which returned {shown}; the factory must return a "
-            f"torch.nn.Module",
-        )
+    factory, said = own_function(name, folder, argument), f"{argument} is {name!r}"
+    made = made_by(factory, said, nn.Module, "torch.nn.Module", {})
     if any(isinstance(value, UninitializedParameter) for value in made.parameters()):
         raise BadInput(
             "lazy-module",

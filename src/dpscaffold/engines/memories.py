@@ -143,9 +143,10 @@ def slot_metrics(
     algorithm: Algorithm, server: Server, norms: Mapping[str, float]
 ) -> dict[str, float | None]:
     """What a row of metrics shows of the server's and the users' slots, in every kind of run:
-    ``control_norm`` always (None where there are no controls), what the algorithm adds, and the
-    largest norm over users, from ``norms``, of each slot that is not private."""
+    ``control_norm`` always (None where there are no controls), the norm of each slot of the server,
+    and the largest norm over users, from ``norms``, of each slot that is not private."""
+    kept = {f"{name}_norm": float(slot.norm()) for name, slot in server.slots.items()}
     largest = {
         f"largest_user_{name}": norm for name, norm in norms.items() if name in algorithm.shared
     }
-    return {"control_norm": None, **algorithm.shows(server), **largest}
+    return {"control_norm": None, **kept, **largest}

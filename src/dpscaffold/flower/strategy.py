@@ -23,7 +23,7 @@ from flwr.serverapp.strategy import Strategy as FlowerStrategy
 from torch import nn
 
 from dpscaffold.algorithms import Algorithm, Broadcast, scaffold
-from dpscaffold.config import AlgorithmSettings, Run
+from dpscaffold.config import AlgorithmSettings, Run, make_run
 from dpscaffold.config.gaussian import Gaussian
 from dpscaffold.config.plan import Plan
 from dpscaffold.deployment.protocol.agreement import Offer, offer_of
@@ -376,7 +376,7 @@ class Strategy(FlowerStrategy):  # type: ignore[misc]
     def _begun(self, run: str, nodes: tuple[int, ...], sizes: tuple[int, ...]) -> _Enrolled:
         """A run of these clients, at its start."""
         enrolled = EnrolledRun(run, {}, tuple(map(str, nodes)), "", sizes)
-        setting = Run(
+        setting = make_run(
             roster_of(self.offer, enrolled),
             self.task,
             self.offer.build_algorithm(),

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 
 from dpscaffold.algorithms import ALGORITHMS, Algorithm, Cohort, Known, Server
-from dpscaffold.algorithms.registry import RIVALS
+from dpscaffold.algorithms.registry import ONE_PASS, RIVALS
 from dpscaffold.checks import choice, least_ratio
 from dpscaffold.config import Run, make_run, solve_noise
 from dpscaffold.config.gaussian import Gaussian, NoisedStep, View
@@ -170,7 +170,7 @@ def plan(
 def _local_steps(algorithm: Algorithm, most: int, ratio: float) -> list[int]:
     """K to try: at most ten steps, and one step. An algorithm that takes one pass over the data has
     the K of batches of ``ratio``."""
-    if not algorithm.full_pass:
+    if algorithm.name not in ONE_PASS:
         return list(dict.fromkeys([min(most, STEPS), 1]))
     steps = round(1 / ratio)
     if steps > most:

@@ -257,8 +257,7 @@ class SurrogateSetting:
             weighting="uniform",
             seed=seed,
         )
-        algorithm = setting.algorithm.replace(full_pass=False)
-        return Run(stand_in.roster, self.task, algorithm, plan, self.privacy)
+        return Run(stand_in.roster, self.task, setting.algorithm, plan, self.privacy)
 
 
 def _noised(setting: Run, shape: Shape, privacy: Gaussian) -> Gaussian:

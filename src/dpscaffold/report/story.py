@@ -33,8 +33,6 @@ from dpscaffold.tasks.metrics import titled
 COURSES = (
     ("train_loss", "training loss F(x)"),
     ("gradient_dissimilarity", "gradient dissimilarity"),
-    ("trust", "trust a in which users were drawn"),
-    ("control_spread", "spread ‖c_i − c‖ of the controls"),
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from dpscaffold.algorithms import Algorithm
-from dpscaffold.algorithms.failing import own_failures
+from dpscaffold.algorithms.naming import own_failures
 from dpscaffold.checks import instance
 from dpscaffold.config import Configuration, Run, load, make_run
 from dpscaffold.config.gaussian import Gaussian, overruled
@@ -226,8 +226,7 @@ def run(
         if say is not None:
             say(str(data))
             say(described(made))
-        name = settings.algorithm.name
-        with own_failures(name) if ":" in name else nullcontext():
+        with own_failures(settings.algorithm.name):
             result = _shown(asked, progress)
         if settings.personal is None or result.ended == "interrupted" or not leads(ranks):
             return result

@@ -19,7 +19,7 @@ from pydantic import (
 )
 
 from dpscaffold.algorithms import Algorithm
-from dpscaffold.algorithms.moments import moments
+from dpscaffold.algorithms.sums import moments
 from dpscaffold.config import AlgorithmSettings, ConfigTable, TaskSettings
 from dpscaffold.config.gaussian import Gaussian, NoisedStep
 from dpscaffold.config.personal import PersonalSettings, trained_by

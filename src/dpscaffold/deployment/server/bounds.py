@@ -39,7 +39,16 @@ from dpscaffold.algorithms import (
     Upload,
 )
 from dpscaffold.algorithms.affine import FAST_FIELDS, affine
-from dpscaffold.algorithms.mean_regularised import FIRST, CommonMove, Pulled, own_start
+from dpscaffold.algorithms.base import Affine, AffineDirection
+from dpscaffold.algorithms.fedprox import Proximal
+from dpscaffold.algorithms.mean_regularised import (
+    FIRST,
+    CommonMove,
+    KeepOwn,
+    MeasuredMove,
+    own_start,
+    pulled_by_noise,
+)
 from dpscaffold.config import Run
 
 #: The chance that any upload of a run in which all are honest is refused.
@@ -49,6 +58,8 @@ _SLACK = 1.001
 #: How an upload grows with a move is the same for every direction, so it is looked at with a move
 #: along this many of the parameters; only an algorithm of one's own may know how many there are.
 _ENOUGH = 64
+#: The fields of an algorithm that are taken into account: steps may begin anywhere.
+KNOWN = FAST_FIELDS | {"begin_at"}
 #: A round may be asked again, with noise that is drawn again: at most this often in the mean.
 _ASKED = 16
 
@@ -198,13 +209,15 @@ def _of_own_models(
     setting: Run, phase: Algorithm, at: Participant, norms: _Norms, farthest: float | None
 ) -> dict[str, float] | None:
     """The bounds where a user steps on a model of its own, which the server does not know."""
-    base = _base_of(phase)
-    decayed = _decayed(setting, phase, at, norms, farthest)
-    if base is None or decayed is None:
+    base, form = _base_of(phase), affine(phase, at, KNOWN)
+    if base is None or form is None:
+        return None
+    decayed = _decayed(setting, form, norms, farthest)
+    if decayed is None:
         return None
     gradient = norms.clipped + decayed + norms.noise / math.sqrt(norms.steps)
     bounds = _bounds(setting, base, at, _Reach(0.0, gradient))
-    if phase.direction == Pulled("auto"):
+    if isinstance(form.pull, Tensor):
         first = float(at.broadcast.round == 1)
         spread = float(torch.as_tensor(at.known.spread)) ** 2 * norms.steps
         most = {
@@ -218,19 +231,17 @@ def _of_own_models(
     return bounds
 
 
-def _decayed(
-    setting: Run, phase: Algorithm, at: Participant, norms: _Norms, farthest: float | None
-) -> float | None:
+def _decayed(setting: Run, form: Affine, norms: _Norms, farthest: float | None) -> float | None:
     """The largest λ‖w‖; None where it is not known how far w may be."""
-    decay, direction = setting.plan.regularisation, phase.direction
+    decay = setting.plan.regularisation
     if not decay:
         return 0.0
-    if farthest is None or not isinstance(direction, Pulled):
+    if farthest is None:
         return None
     largest = setting.settled.step_size  # no schedule ever goes above it
-    size = norms.size if direction.strength == "auto" else largest
-    pull = float(torch.as_tensor(direction.pull(at)))
-    if not largest * decay + size * pull <= 1:
+    # λ = "auto" is a tensor, and in proportion to 1/η of this round.
+    size = norms.size if isinstance(form.pull, Tensor) else largest
+    if not largest * decay + size * float(form.pull) <= 1:
         return None
     return max(decay * farthest, norms.clipped + norms.noise)
 
@@ -238,28 +249,18 @@ def _decayed(
 def _base_of(phase: Algorithm) -> Algorithm | None:
     """What a mean-regularised algorithm uploads, as an algorithm whose ``finish`` needs the mean
     gradient alone; None for any other with private memory."""
-    finish, direction = phase.finish, phase.direction
-    pulled = type(direction) is Pulled and phase.begin_at is own_start
-    if not pulled or type(finish) is not CommonMove:
+    direction, keep = phase.direction, phase.finish
+    known = phase.begin_at is own_start and not phase.in_use_beyond(KNOWN)
+    if not known or type(direction) is not AffineDirection or type(keep) is not KeepOwn:
         return None
-    assert isinstance(finish, CommonMove)
-    if phase.in_use_beyond((*FAST_FIELDS, "begin_at")):
+    move: object = keep.move
+    if type(move) is MeasuredMove and direction.form is pulled_by_noise:
+        move = move.move
+    elif type(direction.form) is not Proximal:
         return None
-    move = _BaseMove(finish)
+    if type(move) is not CommonMove:
+        return None
     return Algorithm(phase.name, direction, move, phase.update, mirrored=phase.mirrored)
-
-
-@dataclass(frozen=True)
-class _BaseMove:
-    """The upload of :class:`CommonMove`, without what it keeps."""
-
-    move: CommonMove
-
-    def __call__(self, local: Local, at: Participant) -> tuple[Upload, Slots]:
-        x, known = at.broadcast.params, at.known
-        way = self.move.direction(local.mean_gradient, x, at)
-        moved = known.step_size * known.steps * way
-        return self.move.finish(Local(x - moved, local.mean_gradient), at)
 
 
 def _crowd(setting: Run, user: int, t: float) -> float:

@@ -222,7 +222,7 @@ class DeviceWork:
     def __call__(self, inputs: Tensors, round: object = None, whole: bool = False) -> Tensors:
         """The steps; recorded work, which is replayed, does not know the ``round``."""
         broadcast = Broadcast(
-            Unreadable() if round is None else round,  # type: ignore[arg-type]
+            Unreadable() if round is None else round,
             inputs["params"],
             under("shared.", inputs),
         )

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from dpscaffold.algorithms import Algorithm, Cohort, Known, Server, Slots, Upload
-from dpscaffold.algorithms.affine import FAST_FIELDS, understood
+from dpscaffold.algorithms.affine import FAST_FIELDS
 from dpscaffold.algorithms.base import tell_nothing
 from dpscaffold.config import Run
 from dpscaffold.engines.aggregate import weighted_sum
@@ -114,7 +114,7 @@ class Lockstep:
         pairs = zip(settings, streams, strict=True)
         if not draws_on(device, [_row(*pair) for pair in pairs]):
             return None
-        if not understood(settings[0].algorithm, _KNOWN) or not _alike(settings, federations):
+        if settings[0].algorithm.in_use_beyond(_KNOWN) or not _alike(settings, federations):
             return None
         worker = Worker(settings, federations, device)
         if not _fit_at_once(settings, worker):

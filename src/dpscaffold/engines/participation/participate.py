@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dpscaffold.algorithms import Algorithm, Broadcast, Participant, Slots, Upload
-from dpscaffold.algorithms.affine import understood
+from dpscaffold.algorithms.affine import FAST_FIELDS
 from dpscaffold.config.gaussian import NoisedStep
 from dpscaffold.engines.fast.devices import BatchOverflow, draws_on, on_device
 from dpscaffold.engines.fast.graphs import Graphs
@@ -50,7 +50,8 @@ def participate(
     """
     if rows[0].sums is not None:
         return secure_upload(task, rows, records, broadcast, drawn)
-    if drawn is None and draws_on(records.device, rows) and understood(phase):
+    fits = draws_on(records.device, rows) and not phase.in_use_beyond(FAST_FIELDS)
+    if drawn is None and fits:
         return on_device(task, phase, rows, records, broadcast, memory, graphs, cut)
     scales = scales_of(rows, records.device)
     at = Participant(broadcast, memory, scales.known)

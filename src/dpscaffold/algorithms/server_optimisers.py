@@ -1,11 +1,49 @@
-"""Adam at the server: any algorithm, each coordinate of its mean uploads scaled by its size."""
+"""Server optimisers: they wrap the ``update`` of any algorithm and add slots at the server.
 
-from __future__ import annotations
+They see the mean upload alone, so they are post-processing: every privacy bound stands. Warm-start
+rounds, in which x stays, are left as they are.
+"""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from dpscaffold.algorithms.base import Algorithm, Server, Update, Upload
 from dpscaffold.checks import above, fraction
+
+
+@dataclass(frozen=True)
+class Momentum:
+    """v ← βv + Δx, and the base moves along v (Hsu et al. 2019)."""
+
+    base: Update
+    beta: float
+
+    def __call__(self, server: Server, mean: Upload, rate: float) -> Server:
+        """The base's move along the velocity."""
+        velocity = self.beta * server.slots["velocity"] + mean.params
+        moved = self.base(server, replace(mean, params=velocity), rate)
+        return replace(moved, slots={**moved.slots, "velocity": velocity})
+
+
+def with_momentum(base: Algorithm, beta: float = 0.9) -> Algorithm:
+    """The algorithm with momentum at the server (FedAvgM where the base is FedAvg).
+
+    Args:
+        base: The algorithm.
+        beta: β, the decay of the momentum or of the first moment. Value: a number from 0 up to 1.
+            Example: ``0.9``
+
+    >>> from dpscaffold import fedavg
+    >>> with_momentum(fedavg()).keeps, with_momentum(fedavg()).memory
+    ({'velocity': 'vector'}, False)
+    """
+    fraction("algorithm.beta", beta)
+    return base.replace(
+        title=f"{base.shown} with momentum",
+        update=Momentum(base.update, beta),
+        keeps={**base.keeps, "velocity": "vector"},
+        numbers={**base.numbers, "server": "momentum", "beta": beta},
+    )
 
 
 @dataclass(frozen=True)
@@ -45,8 +83,8 @@ def with_adam(
         tau: τ, which is added to the root of the second moment. Value: a number above 0. Example:
             ``0.001``
     """
-    for name, value in (("beta", beta), ("beta2", beta2)):
-        fraction(f"algorithm.{name}", value)
+    fraction("algorithm.beta", beta)
+    fraction("algorithm.beta2", beta2)
     above("algorithm.tau", tau, 0)
     kept = {"adam_mean": "vector", "adam_square": "vector", "adam_rounds": "number"}
     return base.replace(
@@ -55,3 +93,7 @@ def with_adam(
         keeps={**base.keeps, **kept},
         numbers={**base.numbers, "server": "adam", "beta": beta, "beta2": beta2, "tau": tau},
     )
+
+
+#: By the name of ``algorithm.server``; their further arguments are keys of ``[algorithm]``.
+SERVERS: dict[str, Callable[..., Algorithm]] = {"momentum": with_momentum, "adam": with_adam}

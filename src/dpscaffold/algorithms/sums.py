@@ -1,25 +1,29 @@
-"""Ridge regression in one round: noised sums of x xᵀ and x yᵀ, and one linear system."""
-
-from __future__ import annotations
+"""One round of bounded sums over all records, in place of gradients: ridge regression, and what
+preparation is fitted on."""
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dpscaffold.algorithms.base import (
     Algorithm,
     Local,
+    MomentKind,
     Participant,
     Slots,
     Upload,
     proved_linear,
 )
 from dpscaffold.algorithms.fedavg import add_mean_move, along_gradient
-from dpscaffold.checks import number
-from dpscaffold.errors import BadInput
+from dpscaffold.checks import above, at_least, fraction
 
-if TYPE_CHECKING:
-    from torch import Tensor
+
+@proved_linear
+def send_sums(local: Local, at: Participant) -> tuple[Upload, Slots]:
+    """The noised mean of the sums, in the precision of x. Sums are in float64 until the noise is
+    added: float32 would round them differently for neighbouring datasets."""
+    x = at.broadcast.params
+    return Upload((local.params - x).to(x.dtype)), {}
 
 
 @dataclass(frozen=True)
@@ -36,14 +40,6 @@ class RidgeRule:
         made = ridge_task(task, self.share, relation, bound)
         penalty = self.strength * math.sqrt(2 * made.inputs) * noise / made.scales.gram
         return replace(made, penalty=penalty)
-
-
-@proved_linear
-def send_sums(local: Local, at: Participant) -> tuple[Upload, Slots]:
-    """The noised mean of the sums, in the precision of x. Sums are in float64 until the noise is
-    added: float32 would round them differently for neighbouring datasets."""
-    x: Tensor = at.broadcast.params
-    return Upload((local.params - x).to(x.dtype)), {}
 
 
 def ridge(share: float = 0.3, strength: float = 0.3) -> Algorithm:
@@ -64,21 +60,45 @@ def ridge(share: float = 0.3, strength: float = 0.3) -> Algorithm:
     >>> ridge().numbers
     {'share': 0.3, 'strength': 0.3}
     """
-    if not 0 < number("algorithm.share", share) < 1:
-        raise BadInput(
-            "out-of-range", f"algorithm.share is {share}; give a number above 0 and below 1"
-        )
-    if number("algorithm.strength", strength) < 0:
-        raise BadInput(
-            "out-of-range", f"algorithm.strength is {strength}; give a number, 0 or more"
-        )
-    numbers = {"share": share, "strength": strength}
+    fraction("algorithm.share", above("algorithm.share", share, 0))
+    at_least("algorithm.strength", strength, 0)
     return Algorithm(
         "ridge",
         along_gradient,
         send_sums,
         add_mean_move,
         title="Ridge",
-        numbers=numbers,
+        numbers={"share": share, "strength": strength},
         sums=RidgeRule(share, strength),
+    )
+
+
+@dataclass(frozen=True)
+class MomentRule:
+    """Which sums of rows preparation asks for, and the largest norm of a row."""
+
+    kind: MomentKind
+    norm_bound: float
+
+    def task(self, task: Any, schema: Any, relation: Any, bound: float, noise: float) -> Any:
+        """The sums themselves: no model is made of them."""
+        from dpscaffold.tasks.moments import MomentSums  # imports torch
+
+        outputs = max(1, len(schema.target.classes))
+        return MomentSums(schema.dimension, self.kind, self.norm_bound, relation, bound, outputs)
+
+
+def moments(kind: MomentKind, norm_bound: float) -> Algorithm:
+    """One noised sum over all records: no model, so no configuration names it as its algorithm.
+
+    Args:
+        kind: ``"mean"``, ``"moments"`` (mean and squares) or ``"gram"``.
+        norm_bound: B, the largest norm of a row, known without looking at the records.
+
+    >>> moments("mean", 2.0).sums
+    MomentRule(kind='mean', norm_bound=2.0)
+    """
+    rule = MomentRule(kind, norm_bound)
+    return Algorithm(
+        "moments", along_gradient, send_sums, add_mean_move, title="Preparation", sums=rule
     )
