@@ -50,8 +50,6 @@ def measure(task: Task, features: int, asked: argparse.Namespace) -> None:
         start = State.initial(setting, device)
         return [*stacked_rounds([setting], engine, [drawing], [start])]
 
-    for evaluator in evaluators.values():
-        evaluator.prepare()
     work: dict[str, Callable[[], object]] = {
         "an evaluation with dissimilarity": lambda: evaluators["with"](params),
         "an evaluation without": lambda: evaluators["without"](params),

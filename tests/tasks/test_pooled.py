@@ -10,7 +10,7 @@ import torch
 from dpscaffold.federation.labels import pack
 from dpscaffold.federation.schema import Target
 from dpscaffold.tasks import metrics as measured
-from dpscaffold.tasks.metrics import metrics_for, report, report_of_all
+from dpscaffold.tasks.metrics import metrics_for, report
 
 
 class Threads:
@@ -66,7 +66,7 @@ def test_holders_find_the_metrics_of_all_records(kind, monkeypatch):
     def hold(rank, rows, users):
         own = torch.repeat_interleave(torch.arange(len(users)), torch.tensor(users))
         given = (scores[rows], true[rows], own, len(users))
-        found[rank] = report_of_all(chosen, *given, group.of(rank))
+        found[rank] = report(chosen, *given, group.of(rank))
 
     threads = []
     for rank, held in enumerate(sizes):

@@ -267,19 +267,33 @@ def titled(name: str) -> str:
 
 
 def report(
-    metrics: Iterable[Metric], scores: Tensor, targets: Tensor, user: Tensor, users: int
+    metrics: Iterable[Metric],
+    scores: Tensor,
+    targets: Tensor,
+    user: Tensor,
+    users: int,
+    holders: Holders | None = None,
 ) -> dict[str, float | None]:
     """The values of metrics by name: ``test_auc`` over all records pooled and
     ``test_auc_per_user`` averaged over users, ``test_accuracy`` averaged over users. None stands
-    for a value that is not defined."""
+    for a value that is not defined.
+
+    Where several processes hold the records, ``users`` are those of this one, every process calls
+    this function, and sums are reduced.
+    """
     values: dict[str, float] = {}
     for metric in metrics:
-        averaged = metric.per_user(scores, targets, user, users)
-        if metric.taken == "per user":
-            values[f"test_{metric.name}"] = averaged
-        else:
-            values[f"test_{metric.name}"] = metric.of(scores, targets)
-            values[f"test_{metric.name}_per_user"] = averaged
+        own = _by_user(metric, scores, targets, user, users)
+        defined = ~own.isnan()
+        sums = torch.stack([own.nansum().double(), defined.sum().double()])
+        with pooled_over(holders):
+            total, count = over_all(sums).tolist()
+            averaged = total / count if count else math.nan
+            if metric.taken == "per user":
+                values[f"test_{metric.name}"] = averaged
+            else:
+                values[f"test_{metric.name}"] = metric.of(scores, targets)
+                values[f"test_{metric.name}_per_user"] = averaged
     return {name: None if value != value else value for name, value in values.items()}
 
 
@@ -292,32 +306,6 @@ def _by_user(metric: Metric, scores: Tensor, targets: Tensor, user: Tensor, user
         rows = slice(*bounds)
         found.append(metric.by_group(scores[rows], targets[rows], user[rows] - first, end - first))
     return torch.cat(found)
-
-
-def report_of_all(
-    metrics: Iterable[Metric],
-    scores: Tensor,
-    targets: Tensor,
-    user: Tensor,
-    users: int,
-    holders: Holders,
-) -> dict[str, float | None]:
-    """As :func:`report`, of records that several processes hold: ``users`` are those of this one,
-    and every process calls it. Sums are reduced."""
-    values: dict[str, float] = {}
-    for metric in metrics:
-        own = _by_user(metric, scores, targets, user, users)
-        defined = ~own.isnan()
-        sums = torch.stack([own.nansum().double(), defined.sum().double()]).cpu()
-        total, count = holders.added(sums).tolist()
-        averaged = total / count if count else math.nan
-        if metric.taken == "per user":
-            values[f"test_{metric.name}"] = averaged
-            continue
-        with pooled_over(holders):
-            values[f"test_{metric.name}"] = metric.of(scores, targets)
-        values[f"test_{metric.name}_per_user"] = averaged
-    return {name: None if value != value else value for name, value in values.items()}
 
 
 def constant_report(

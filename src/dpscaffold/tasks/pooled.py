@@ -30,7 +30,7 @@ def pooling() -> Holders | None:
 
 
 @contextmanager
-def pooled_over(holders: Holders) -> Iterator[None]:
+def pooled_over(holders: Holders | None) -> Iterator[None]:
     """Take means over the records of all holders; each of them computes the same means."""
     token = _holders.set(holders)
     try:

@@ -33,7 +33,6 @@ from dpscaffold.federation import Federation
 from dpscaffold.federation.share import UserShare
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.runs.written import plain
-from dpscaffold.tasks.metrics import report_of_all
 from dpscaffold.training.asked import Asked
 from dpscaffold.training.evaluator import Evaluator, Metrics, evaluation_task
 from dpscaffold.training.optimum import Optimum
@@ -205,48 +204,6 @@ def refuse_differing(ranks: Ranks, facts: Mapping[str, str]) -> None:
             )
 
 
-class RankedEvaluator(Evaluator):
-    """Evaluates a model on the records of all ranks: sums are reduced, no record is sent."""
-
-    ranks: Ranks
-
-    @classmethod
-    def on(cls, ranks: Ranks, share: UserShare, *given: Any) -> RankedEvaluator:
-        """The evaluator of one rank."""
-        made = cls(share.federation, *given)
-        made.ranks, made.users = ranks, share.all_users
-        return made
-
-    def __call__(self, params: Tensor) -> Metrics:
-        """All metrics of one model (P,), at rank 0."""
-        self.ranks.ask("evaluate")
-        self.ranks.broadcast(params.contiguous())
-        return super().__call__(params)
-
-    def answer(self) -> None:
-        """The part of another rank."""
-        params = torch.empty(self.task.parameters, device=self.device)
-        self.ranks.broadcast(params)
-        self.test_side(params)
-        self._train_sums(params)
-
-    def _test_scores(self, params: Tensor) -> tuple[Tensor, Tensor, Tensor, float]:
-        """Scores, labels and users of this rank's records, and the accuracies of all ranks."""
-        scores, labels, user, accuracy = super()._test_scores(params)
-        total = self.ranks.added(torch.tensor([accuracy], dtype=torch.float64))
-        return scores, labels, user, float(total)
-
-    def _report(self, scores: Tensor, labels: Tensor, user: Tensor) -> Metrics:
-        own = self.federation.users
-        return report_of_all(self.metrics, scores, labels, user, own, self.ranks)
-
-    def _train_sums(self, params: Tensor) -> tuple[float, float, Tensor]:
-        loss, squares, mean = super()._train_sums(params)
-        sums = torch.tensor([loss, squares], dtype=torch.float64)
-        total = self.ranks.added(torch.cat([sums, mean.cpu()]))
-        return float(total[0]), float(total[1]), total[2:]
-
-
 class Single:
     """A run of one process."""
 
@@ -260,15 +217,21 @@ class Single:
         asked = self.asked
         return ENGINES[asked.engine](asked.run, asked.federation, hardware, randomness)
 
-    def evaluator(self, best: Optimum | None) -> Evaluator:
+    def evaluator(self, best: Optimum | None) -> Callable[[Tensor], Metrics]:
         """What measures the model."""
-        return Evaluator(*self._given(self.asked.federation, best))
+        return self._evaluator(self.asked.federation, best)
 
-    def _given(self, federation: Federation, best: Optimum | None) -> tuple[Any, ...]:
+    def _evaluator(self, federation: Federation, best: Optimum | None, **holders: Any) -> Evaluator:
         run, device = self.asked.run, self.asked.hardware.device
-        loss = None if best is None else best.loss
-        task = evaluation_task(run.task, device)
-        return federation, task, run.plan.regularisation, device, loss, self.asked.measures
+        return Evaluator(
+            federation,
+            evaluation_task(run.task, device),
+            run.plan.regularisation,
+            device,
+            None if best is None else best.loss,
+            self.asked.measures,
+            **holders,
+        )
 
     def end(self, result: Result) -> None:
         """The run is over."""
@@ -300,14 +263,24 @@ class Shared(Single):
         self.ranks.ask("start", chunk=hardware.chunk, threads=hardware.threads)
         return RankedSimulator(self.asked.run, self.share, hardware, randomness, self.ranks)
 
-    def evaluator(self, best: Optimum | None) -> RankedEvaluator:
-        """What measures the model on the records of all ranks."""
-        _, *given = self._given(self.share.federation, best)
-        return RankedEvaluator.on(self.ranks, self.share, *given)
+    def evaluator(self, best: Optimum | None) -> Callable[[Tensor], Metrics]:
+        """What measures the model on the records of all ranks: sums are reduced, no record is
+        sent."""
+        own = self._own_evaluator(best)
+
+        def evaluate(params: Tensor) -> Metrics:
+            self.ranks.ask("evaluate")
+            return own(self.ranks.broadcast(params.contiguous()))
+
+        return evaluate
+
+    def _own_evaluator(self, best: Optimum | None) -> Evaluator:
+        share = self.share
+        return self._evaluator(share.federation, best, holders=self.ranks, users=share.all_users)
 
     def serve(self) -> Result:
         """What another rank than 0 does: answer rank 0, and return the result that it reached."""
-        asked, evaluator = self.asked, self.evaluator(None)
+        asked, evaluator = self.asked, self._own_evaluator(None)
         handlers: dict[str, Callable[..., object]] = {}
 
         def start(chunk: int | None, threads: int | None) -> None:
@@ -317,7 +290,11 @@ class Shared(Single):
             given = (asked.run, self.share, hardware, asked.run.randomness(), self.ranks)
             handlers.update(RankedSimulator(*given).handlers())
 
-        handlers |= {"start": start, "evaluate": evaluator.answer}
+        def evaluate() -> None:
+            params = torch.empty(asked.run.task.parameters, device=asked.hardware.device)
+            evaluator(self.ranks.broadcast(params))
+
+        handlers |= {"start": start, "evaluate": evaluate}
         with stop_signals():  # rank 0 ends the round and then the run
             try:
                 self.ranks.serve(handlers)

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation import Federation, Records
-from dpscaffold.federation.labels import unpack
 from dpscaffold.federation.schema import Target
 from dpscaffold.runs.history import HistoryRow
 from dpscaffold.tasks import Batch, Loss, Task
@@ -29,11 +28,13 @@ from dpscaffold.tasks.metrics import (
     METRICS,
     Metric,
     constant_report,
+    constant_scores,
     metrics_for,
     predicted_class,
     report,
     shown_metric,
 )
+from dpscaffold.tasks.pooled import Holders, over_all, pooled_over
 
 #: Records evaluated together; bounds the memory of an evaluation.
 _BLOCK = 1 << 17
@@ -99,7 +100,9 @@ class Evaluator:
     """Evaluates models on one federation, a block of users at a time.
 
     ``optimum_loss`` is F(x*), from :func:`~dpscaffold.training.optimum.solve`; without it
-    ``log10_gap`` is None. Records that fit memory are prepared once, when first needed.
+    ``log10_gap`` is None. Records that fit memory are prepared once, when first needed. Where
+    several processes hold the records (``holders``), every process evaluates the same models;
+    ``users`` is then the number of users of them all.
     """
 
     def __init__(
@@ -110,75 +113,67 @@ class Evaluator:
         device: torch.device,
         optimum_loss: float | None = None,
         measures: Measures | None = None,
+        holders: Holders | None = None,
+        users: int = 0,
     ) -> None:
         self.measures = measures or Measures()
         self.metrics = self.measures.chosen(federation.target)
         self.federation, self.task, self.device = federation, task, device
         self.regularisation, self.optimum_loss = regularisation, optimum_loss
-        #: M, over which means are taken.
-        self.users = federation.users
+        self.holders, self.users = holders, users or federation.users
         self._held: dict[str, list[Block]] = {}
 
     def sharing(self, regularisation: float, optimum_loss: float | None = None) -> Evaluator:
         """An evaluator of the same records under another objective; what is prepared is shared."""
-        given = (self.federation, self.task, regularisation, self.device, optimum_loss)
-        other = Evaluator(*given, self.measures)
-        other._held = self._held
+        other = copy.copy(self)
+        other.regularisation, other.optimum_loss = regularisation, optimum_loss
         return other
-
-    def prepare(self, full: bool = True) -> None:
-        """Prepare the records now rather than at the first evaluation."""
-        _ = self._of("test"), self._of("train") if full else None
 
     def __call__(self, params: Tensor) -> Metrics:
         """All metrics of one model, (P,)."""
         return {**self.test_side(params), **self.train_side(params)}
 
     def test_side(self, params: Tensor) -> Metrics:
-        """What is measured on the test records: the metrics of the target."""
-        scores, labels, user, accuracy = self._test_scores(params)
-        target = self.federation.target
-        scores, labels = target.answers(scores), target.restored(labels)
-        found = self._report(scores, labels, user)
-        if target.kind == "class":  # summed as for many models, to the last bit
-            found["test_accuracy"] = accuracy / self.users
-        return found
-
-    def _report(self, scores: Tensor, labels: Tensor, user: Tensor) -> Metrics:
-        """The metrics of scores against labels, on the target's own scale."""
-        return report(self.metrics, scores, labels, user, self.users)
-
-    def _test_scores(self, params: Tensor) -> tuple[Tensor, Tensor, Tensor, float]:
-        """Scores, labels and users of all test records, and the sum of users' accuracies."""
+        """The metrics of the target, on its own scale, on the test records."""
         parts: list[tuple[Tensor, ...]] = []
-        accuracy, seen = 0.0, 0
+        seen = 0
         for x, y, user, sizes in self._of("test"):
-            scores = self.task.scores_of(params[None], x)[0]
-            parts.append((scores, y, user + seen))
+            parts.append((self.task.scores_of(params[None], x)[0], y, user + seen))
             seen += len(sizes)
-            if self.federation.target.kind == "class":
-                accuracy += float(_accuracy_sums(scores[None], y, user, sizes)[0])
         scores, labels, user = (torch.cat(column) for column in zip(*parts, strict=True))
-        return scores, labels, user, accuracy
+        target = self.federation.target
+        answers, truth = target.answers(scores), target.restored(labels)
+        return report(self.metrics, answers, truth, user, seen, self.holders)
 
     def train_side(self, params: Tensor) -> Metrics:
-        """What is measured on the training records."""
-        loss, gradients_square, mean_gradient_square = self._train_side(params)
-        gap = None
-        if self.optimum_loss is not None:
-            gap = (
-                math.log10(max(loss - self.optimum_loss, _SMALLEST_GAP))
-                if math.isfinite(loss)
-                else math.inf
-            )
-        if not self.measures.dissimilarity:
-            return {"train_loss": loss, "log10_gap": gap}
-        return {
-            "train_loss": loss,
-            "log10_gap": gap,
-            "gradient_dissimilarity": gradients_square - mean_gradient_square,
-            "gradient_log_dissimilarity": _log(gradients_square) - _log(mean_gradient_square),
-        }
+        """F(x), the gap to the optimum, and how far apart the users' gradients are, all with the ℓ2
+        term."""
+        # The sums over users of F_i(x), ‖∇F_i(x)‖² and ∇F_i(x).
+        sums = torch.zeros(2 + len(params), dtype=torch.float64, device=self.device)
+        for x, y, user, sizes in self._of("train"):
+            losses = self.task.losses(params, x, y).double()
+            sums[0] += (torch.zeros_like(sizes).index_add_(0, user, losses) / sizes).sum()
+            if self.measures.dissimilarity:
+                gradients = self._gradients(params, x, y, sizes)
+                sums[1] += gradients.square().sum()
+                sums[2:] += gradients.double().sum(0)
+        with pooled_over(self.holders):
+            means = over_all(sums) / self.users
+
+        ridge = 0.5 * self.regularisation * float(params.double().square().sum())
+        loss = float(means[0]) + ridge
+        found: Metrics = {"train_loss": loss, "log10_gap": self._gap(loss)}
+        if self.measures.dissimilarity:
+            squares, square = float(means[1]), float(means[2:].square().sum())
+            found["gradient_dissimilarity"] = squares - square
+            found["gradient_log_dissimilarity"] = _log(squares) - _log(square)
+        return found
+
+    def _gap(self, loss: float) -> float | None:
+        """log₁₀(F(x) − F(x*))."""
+        if self.optimum_loss is None or not math.isfinite(loss):
+            return None if self.optimum_loss is None else math.inf
+        return math.log10(max(loss - self.optimum_loss, _SMALLEST_GAP))
 
     def accuracies(self, models: Tensor) -> list[float]:
         """Test accuracy, averaged over users whatever their sizes, of each of the models (S, P): as
@@ -188,7 +183,9 @@ class Evaluator:
             step = max(1, _HELD // (len(y) * max(1, self.task.outputs)))
             for start in range(0, len(models), step):
                 scores = self.task.scores_of(models[start : start + step], x)
-                totals[start : start + step] += _accuracy_sums(scores, y, user, sizes).cpu()
+                hits = (predicted_class(scores) == y).double()
+                by_user = hits.new_zeros(len(hits), len(sizes)).index_add_(1, user, hits)
+                totals[start : start + step] += (by_user / sizes).sum(1).cpu()
         return [float(total) / self.federation.users for total in totals]
 
     def _of(self, part: Literal["train", "test"]) -> Iterable[Block]:
@@ -199,27 +196,6 @@ class Evaluator:
         if part not in self._held:
             self._held[part] = list(self._blocks(records))
         return self._held[part]
-
-    def _train_side(self, params: Tensor) -> tuple[float, float, float]:
-        """F(x), (1/M)Σ‖∇F_i(x)‖² and ‖∇F(x)‖², all with the ℓ2 term."""
-        loss, squares, mean = self._train_sums(params)
-        mean /= self.users
-        ridge = 0.5 * self.regularisation * float(params.double().square().sum())
-        return loss / self.users + ridge, squares / self.users, float(mean.square().sum())
-
-    def _train_sums(self, params: Tensor) -> tuple[float, float, Tensor]:
-        """The sums over users of F_i(x), ‖∇F_i(x)‖² and ∇F_i(x)."""
-        loss, squares = 0.0, 0.0
-        mean = torch.zeros_like(params, dtype=torch.float64)
-        for x, y, user, sizes in self._of("train"):
-            losses = self.task.losses(params, x, y).double()
-            loss += float((torch.zeros_like(sizes).index_add_(0, user, losses) / sizes).sum())
-            if not self.measures.dissimilarity:
-                continue
-            gradients = self._gradients(params, x, y, sizes)
-            squares += float(gradients.square().sum())
-            mean += gradients.double().sum(0)
-        return loss, squares, mean
 
     def _gradients(self, params: Tensor, x: Tensor, y: Tensor, sizes: Tensor) -> Tensor:
         """∇F_i(x) of a block's users, (users, P): users of unequal size are padded with weight
@@ -252,12 +228,6 @@ class Evaluator:
             start = end
 
 
-def _accuracy_sums(scores: Tensor, y: Tensor, user: Tensor, sizes: Tensor) -> Tensor:
-    """The sum over a block's users of their accuracies, (S,), from scores (S, N, outputs)."""
-    hits = (predicted_class(scores) == y).double()
-    return (hits.new_zeros(len(hits), len(sizes)).index_add_(1, user, hits) / sizes).sum(1)
-
-
 def baseline(federation: Federation) -> Metrics:
     """Every metric of the constant baseline: the best single answer by the training records (the
     most frequent class, the mean), scored on the test records."""
@@ -274,20 +244,11 @@ def constant_loss(federation: Federation, task: Task) -> float | None:
     loss, train = getattr(task, "loss", None), federation.train
     if not isinstance(loss, Loss):
         return None
-    labels = train.labels
+    scores = constant_scores(train.labels, federation.target).double()
+    if loss.kind == "class" and loss.scores is not None:
+        scores = scores[:, 1:] - scores[:, :1]
+    values = loss.values(scores.expand(len(train), -1), train.labels)
     user = torch.repeat_interleave(torch.arange(train.users), train.sizes)
-    if loss.kind == "number":
-        values = loss.values(labels.double().mean().expand(len(labels), 1), labels.double())
-    elif loss.kind == "labels":
-        held = unpack(labels, federation.classes).double().sum(0)
-        odds = held.clamp_min(0.5) / (len(labels) - held).clamp_min(0.5)
-        values = loss.values(odds.log().expand(len(labels), -1), labels)
-    else:
-        classes = federation.classes
-        counts = torch.bincount(labels, minlength=classes).double().clamp_min(0.5)
-        scores = counts.log() if loss.scores is None else (counts[1] / counts[0]).log().view(1)
-        known = loss.values(scores.expand(classes, -1), torch.arange(classes))
-        values = known[labels]
     sums = torch.zeros(train.users, dtype=torch.float64).index_add_(0, user, values.double())
     return float((sums / train.sizes).mean())
 
@@ -295,25 +256,20 @@ def constant_loss(federation: Federation, task: Task) -> float | None:
 def evaluate_all(
     evaluators: Sequence[Evaluator], models: Sequence[Tensor], full: bool = True
 ) -> list[Metrics]:
-    """The metrics of each evaluator's own model, (P,) each; models of one federation are scored
-    together. Without ``full`` the metric that is shown alone."""
-    groups: dict[int, list[int]] = {}  # by the federation's id, while the evaluators hold it
-    for k, evaluator in enumerate(evaluators):
-        groups.setdefault(id(evaluator.federation), []).append(k)
+    """The metrics of each evaluator's own model, (P,) each. Without ``full`` the metric that is
+    shown alone: accuracies of models of one federation are taken together."""
+    if full:
+        return [evaluate(model) for evaluate, model in zip(evaluators, models, strict=True)]
+    shown = shown_metric(evaluators[0].federation.target)
+    if shown != "test_accuracy":
+        sides = [one.test_side(model) for one, model in zip(evaluators, models, strict=True)]
+        return [{shown: side[shown]} for side in sides]
     rows: list[Metrics] = [{} for _ in models]
-    for members in groups.values():
-        first = evaluators[members[0]]
-        shown = shown_metric(first.federation.target)
-        if full:
-            for k in members:
-                rows[k] = evaluators[k](models[k])
-        elif shown == "test_accuracy":
-            found = first.accuracies(torch.stack([models[k] for k in members]))
-            for k, accuracy in zip(members, found, strict=True):
-                rows[k][shown] = accuracy
-        else:
-            for k in members:
-                rows[k][shown] = evaluators[k].test_side(models[k])[shown]
+    for federation in {id(one.federation): one.federation for one in evaluators}.values():
+        members = [k for k, one in enumerate(evaluators) if one.federation is federation]
+        found = evaluators[members[0]].accuracies(torch.stack([models[k] for k in members]))
+        for k, accuracy in zip(members, found, strict=True):
+            rows[k][shown] = accuracy
     return rows
 
 

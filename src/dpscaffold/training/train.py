@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from dpscaffold.algorithms import Algorithm
 from dpscaffold.algorithms.naming import own_failures
@@ -37,7 +38,7 @@ from dpscaffold.tasks import Task
 from dpscaffold.tasks.fitting import require_task
 from dpscaffold.training.asked import Asked, OwnMetric
 from dpscaffold.training.distributed import join, leads, own_hardware, sharing, together
-from dpscaffold.training.evaluator import OPTIMUM, Evaluator
+from dpscaffold.training.evaluator import OPTIMUM, Metrics
 from dpscaffold.training.opening import begun
 from dpscaffold.training.optimum import Optimum, solve
 from dpscaffold.training.progress import Progress
@@ -422,7 +423,7 @@ def _as_before(hardware: Hardware, saved: Checkpoint | None) -> Hardware:
     return hardware
 
 
-def _evaluation(asked: Asked, evaluator: Evaluator) -> Evaluate:
+def _evaluation(asked: Asked, evaluator: Callable[[Tensor], Metrics]) -> Evaluate:
     """Metrics of the output, of the last iterate too where the output is an average, your own, and
     the one that stops the run early."""
     own = {metric.__name__: metric for metric in asked.metrics if not isinstance(metric, str)}
