@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 from toys import explicit_clipped_sum
 
+from dpscaffold import Gaussian, Plan, fedavg, synthetic, train
 from dpscaffold.tasks import Batch, Logistic, Mlp, ModuleTask, Task, ghost
 from dpscaffold.tasks.base import clip_factors
 
@@ -221,12 +222,48 @@ def test_dropout_is_off_and_buffers_are_constants():
     assert torch.equal(*sums)
 
 
-@pytest.mark.parametrize("layer", [nn.BatchNorm1d(5), nn.SyncBatchNorm(5)])
-def test_layers_that_mix_examples_are_refused(layer):
-    """An example has no gradient of its own behind a batch normalisation; the message says what to
+@pytest.mark.parametrize(
+    ("layer", "instead"),
+    [
+        (nn.BatchNorm1d(5), "GroupNorm"),
+        (nn.SyncBatchNorm(5), "GroupNorm"),
+        (nn.LSTM(5, 5), "GRUCell"),
+        (nn.LSTMCell(5, 5), "GRUCell"),
+        (nn.GRU(5, 5), "GRUCell"),
+    ],
+)
+def test_layers_without_a_gradient_of_each_record_are_refused(layer, instead):
+    """Behind a batch normalisation, or in PyTorch's recurrent layers; the message says what to
     use."""
-    with refuses(f"not-per-record: {type(layer).__name__} … GroupNorm"):
+    with refuses(f"not-per-record: {type(layer).__name__} … {instead}"):
         ModuleTask(nn.Sequential(nn.Linear(4, 5), layer, nn.Linear(5, 3)))
+
+
+class Masks(nn.Linear):
+    def forward(self, x):
+        y = super().forward(x)
+        y[x[:, 0] > 0] *= 2
+        return y
+
+
+class Counts(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) * int(x.abs().sum().item())
+
+
+class Decides(nn.Linear):
+    def forward(self, x):
+        return super().forward(x if x.sum() > 0 else 2 * x)
+
+
+@pytest.mark.parametrize("kind", [Masks, Counts, Decides])
+@pytest.mark.parametrize("privacy", [None, Gaussian(clip=1.0, noise=1.0)])
+def test_a_module_whose_path_depends_on_a_value_is_refused_in_one_sentence(kind, privacy):
+    data = synthetic(users=2, records=10, dimension=4, classes=3)
+    plan = Plan(rounds=1, local_steps=1, user_ratio=1.0)
+    with refuses("not-per-record: depend on the values … torch.where") as caught:
+        train(data, ModuleTask(kind(4, 3)), fedavg(), plan, privacy)
+    assert "vmap" not in str(caught.value)
 
 
 def test_a_module_without_parameters_is_refused():

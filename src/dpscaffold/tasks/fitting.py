@@ -65,10 +65,18 @@ def _check_module(task: ModuleTask, schema: Schema, seed: int) -> None:
         batch = Batch(task.prepare(rows), labels)
         task.clipped_sum(task.initial(seed)[None], batch, torch.ones(1))
     except Exception as error:
-        said = str(error).strip().splitlines()
         raise BadInput(
             "not-per-record",
-            f"the module {task.name!r} cannot be trained record by record "
-            f"({type(error).__name__}: {said[0] if said else 'no message'}); what it does must "
-            f"not depend on the values of a record",
+            f"the module {task.name!r} cannot be trained record by record ({_why(error)}",
         ) from error
+
+
+def _why(error: Exception) -> str:
+    """Why a module failed, and what helps; PyTorch's own words are about its inside."""
+    said = (str(error).strip().splitlines() or ["no message"])[0]
+    if "vmap:" in said:
+        return (
+            "its path depends on a value); what it does must not depend on the values of a "
+            "record: use torch.where instead of if, item(), nonzero() and boolean masks"
+        )
+    return f"{type(error).__name__}: {said}); each row must be computed by itself"

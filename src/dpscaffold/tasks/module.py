@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +15,17 @@ from dpscaffold.tasks.ghost import Ghost, RecordStack
 from dpscaffold.tasks.losses import SOFTMAX, Loss
 from dpscaffold.tasks.wiring import Parameters
 
-#: Layers that mix the examples of a batch, so that an example has no gradient of its own.
-_MIXING = (nn.modules.batchnorm._BatchNorm,)
+#: Layers without a gradient of each record: why, and what takes their place.
+_UNFIT: dict[Any, tuple[str, str]] = {
+    nn.modules.batchnorm._BatchNorm: (
+        "which mixes the examples of a batch",
+        "GroupNorm or LayerNorm",
+    ),
+    (nn.RNNBase, nn.LSTMCell): (
+        "of which PyTorch has no gradient for each record",
+        "GRUCell or RNNCell in a loop over the steps",
+    ),
+}
 
 
 class ModuleTask:
@@ -48,7 +58,7 @@ class ModuleTask:
         name: str = "module",
         loss: Loss = SOFTMAX,
     ) -> None:
-        _refuse_mixing(module)
+        _refuse_unfit(module)
         self.name = name if loss == SOFTMAX else f"{name}-{loss.name}"
         self.module = copy.deepcopy(module).eval()
         self.shape = shape
@@ -159,12 +169,12 @@ def _scores_of_last_layer(module: nn.Module) -> int:
     return linear[-1].out_features if linear else 0
 
 
-def _refuse_mixing(module: nn.Module) -> None:
+def _refuse_unfit(module: nn.Module) -> None:
     for layer in module.modules():
-        if isinstance(layer, _MIXING):
-            raise BadInput(
-                "not-per-record",
-                f"the module contains {type(layer).__name__}, which mixes the examples of a batch, "
-                f"so a single example's gradient cannot be clipped; use GroupNorm or LayerNorm "
-                f"instead",
-            )
+        for kind, (why, instead) in _UNFIT.items():
+            if isinstance(layer, kind):
+                raise BadInput(
+                    "not-per-record",
+                    f"the module contains {type(layer).__name__}, {why}, so a single example's "
+                    f"gradient cannot be clipped; use {instead} instead",
+                )

@@ -41,6 +41,7 @@ class Asked:
         stopping: Ends the run early.
         data_key: The file with the key of the records' identity.
         on_round: Called after every round with its row.
+        progress: Whether a live line is shown.
         ranks: The processes that share the run; None for one.
     """
 
@@ -56,6 +57,7 @@ class Asked:
     stopping: Stopping | None = None
     data_key: Path | None = None
     on_round: OnRound = ignore
+    progress: bool = False
     ranks: Ranks | None = None
 
     def __post_init__(self) -> None:
@@ -86,6 +88,12 @@ class Asked:
     def tables(self) -> Mapping[str, Any]:
         """What ``config.toml`` says."""
         return self.run.to_dict() if self.config is None else self.config
+
+    @property
+    def label(self) -> str:
+        """What the run is called while it goes on."""
+        simulated = self.run.privacy is not None and not self.run.secret
+        return f"{self.run.label}{' (simulated)' if simulated else ''}"
 
     @property
     def origin(self) -> Origin:

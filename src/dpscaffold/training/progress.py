@@ -18,10 +18,10 @@ PAUSE = 2.0
 class Progress:
     """Shows round, accuracy, loss, ε and the time left: called with the row of each round."""
 
-    def __init__(self, label: str, rounds: int, quiet: bool = False) -> None:
-        self.label, self.rounds, self.quiet = label, rounds, quiet
+    def __init__(self, label: str, rounds: int, shown: bool = True) -> None:
+        self.label, self.rounds, self.shown = label, rounds, shown
         self.console = Console(stderr=True)
-        self.live = not quiet and (self.console.is_terminal or self.console.is_jupyter)
+        self.live = shown and (self.console.is_terminal or self.console.is_jupyter)
         columns = (TextColumn("{task.description}"), BarColumn(10), TimeRemainingColumn())
         self.bars = Bars(*columns, console=self.console, disable=not self.live)
         self.bar = self.bars.add_task(f"{label}: preparing", total=rounds)
@@ -44,7 +44,7 @@ class Progress:
         self.bars.update(self.bar, description=line, completed=row.round)
         now = time.monotonic()
         due = row.round == self.rounds or (evaluated and now - self._printed > PAUSE)
-        if due and not self.live and not self.quiet:
+        if due and self.shown and not self.live:
             self._printed = now
             self.console.print(line, highlight=False, soft_wrap=True)
 

@@ -32,7 +32,7 @@ from dpscaffold.models.storage import WITHIN
 from dpscaffold.privacy.seeds import public_seed
 from dpscaffold.runs.checkpoint import Checkpoint
 from dpscaffold.runs.folder import RunFolder
-from dpscaffold.runs.history import HistoryRow, MetricValues
+from dpscaffold.runs.history import MetricValues
 from dpscaffold.runs.written import plain
 from dpscaffold.tasks import Task
 from dpscaffold.tasks.fitting import require_task
@@ -44,7 +44,7 @@ from dpscaffold.training.optimum import Optimum, solve
 from dpscaffold.training.progress import Progress
 from dpscaffold.training.result import Result, summarise
 from dpscaffold.training.stopping import Stopping
-from dpscaffold.training.training import Ending, Evaluate, OnRound, Training, ignore
+from dpscaffold.training.training import Ending, Evaluate, OnRound, Training, both, ignore
 
 #: Receives what was read and what will be run, one sentence at a time.
 Say = Callable[[str], None]
@@ -157,9 +157,10 @@ def train(
             stopping=stopping,
             data_key=None if data_key is None else Path(data_key),
             on_round=on_round,
+            progress=progress and leads(ranks),
             ranks=ranks,
         )
-        return _shown(asked, progress)
+        return trained(asked)
 
 
 def run(
@@ -222,13 +223,14 @@ def run(
             stopping=_stopping(settings),
             data_key=None if data_key is None else Path(data_key),
             on_round=on_round,
+            progress=progress and leads(ranks),
             ranks=ranks,
         )
         if say is not None:
             say(str(data))
             say(described(made))
         with own_failures(settings.algorithm.name):
-            result = _shown(asked, progress)
+            result = trained(asked)
         if settings.personal is None or result.ended == "interrupted" or not leads(ranks):
             return result
         if say is not None:
@@ -368,26 +370,15 @@ def described(made: Run) -> str:
 # --- the run
 
 
-def _shown(asked: Asked, progress: bool) -> Result:
-    """The run, with a live line where that is asked for."""
-    simulated = asked.run.privacy is not None and not asked.run.secret
-    label = f"{asked.run.label}{' (simulated)' if simulated else ''}"
-    shown = progress and leads(asked.ranks)
-    with Progress(label, asked.run.plan.rounds, quiet=not shown) as line:
-
-        def note(row: HistoryRow) -> None:
-            asked.on_round(row)
-            line(row)
-
-        return trained(replace(asked, on_round=note))
-
-
 def trained(asked: Asked) -> Result:
     """Take all rounds that are left, and write what the run leaves behind."""
     share = sharing(asked)
     if not share.leads:
         return share.serve()
-    with begun(asked) as start:
+    with (
+        begun(asked) as start,
+        Progress(asked.label, asked.run.plan.rounds, asked.progress) as line,
+    ):
         named, strength = asked.named, asked.run.plan.regularisation
         best = solve(asked.federation, asked.run.task, strength) if OPTIMUM in named else None
         hardware = _as_before(asked.hardware, start.saved)
@@ -401,7 +392,7 @@ def trained(asked: Asked) -> Result:
             folder=start.folder,
             evaluate=_evaluation(asked, share.evaluator(best)),
             stopping=asked.stopping,
-            on_round=asked.on_round,
+            on_round=both(asked.on_round, line),
             every=asked.run.plan.checkpoint_every,
             device=hardware.device,
         )

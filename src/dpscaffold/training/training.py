@@ -36,6 +36,16 @@ def ignore(row: HistoryRow) -> None:
     """Nobody follows the run."""
 
 
+def both(first: OnRound, second: OnRound) -> OnRound:
+    """Two callbacks as one."""
+
+    def call(row: HistoryRow) -> None:
+        first(row)
+        second(row)
+
+    return call
+
+
 def unknown(state: State) -> MetricValues:
     """Nothing is measured of the model."""
     return {}
