@@ -18,7 +18,7 @@ from dpscaffold.errors import BadInput, nearest
 if TYPE_CHECKING:
     from dpscaffold.config import Configuration
     from dpscaffold.training.result import Result
-    from dpscaffold.training.tracking import Tracker
+    from dpscaffold.training.tracking import Mlflow, TensorBoard
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def train_command(
         raise interrupted(result.message)
 
 
-def _tracker(track: str, request: TrainRequest, settings: Configuration) -> Tracker:
+def _tracker(track: str, request: TrainRequest, settings: Configuration) -> TensorBoard | Mlflow:
     from dpscaffold.training.tracking import tracker
 
     made = tracker(track, request.folder, settings)

@@ -57,7 +57,7 @@ class ReproductionProgress:
                 if self.caught:
                     raise StopRequested(self.caught[0])
             case StackDone():
-                self._done(event)
+                self._done(event.seconds)
             case Writing():
                 self._writing()
             case _:
@@ -77,14 +77,16 @@ class ReproductionProgress:
         self.bars.update(self.cell_bar, completed=event.round)
         self.bars.update(self.whole, completed=done)
 
-    def _done(self, stack: StackDone) -> None:
+    def _done(self, seconds: float) -> None:
+        stack = self.current
+        assert stack is not None
         self.finished += stack.work
         if not self.live and not self.quiet:
             spent = time.monotonic() - self.started
             left = spent / self.finished * max(0.0, self.work - self.finished)
             self.console.print(
                 f"{self.name}: cell {stack.number}/{stack.of}, {stack.title}, "
-                f"{duration(stack.seconds)}; about {duration(left)} left"
+                f"{duration(seconds)}; about {duration(left)} left"
             )
 
     def _writing(self) -> None:

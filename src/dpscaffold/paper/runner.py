@@ -184,7 +184,7 @@ def run_cases(
         outcomes = train_stack(settings, data, stack.cases[0].schedule, device, tell, optima)
         archive.add(stack.cases, outcomes, made)
         seconds = time.perf_counter() - started
-        tell(StackDone(stack.title, number, len(stacks), stack.work, seconds))
+        tell(StackDone(seconds))
 
 
 def _setting(case: Case, federation: Federation) -> Run:

@@ -35,12 +35,8 @@ class RoundDone:
 
 @dataclass(frozen=True)
 class StackDone:
-    """That stack is finished."""
+    """The stack that began is finished, after so many seconds."""
 
-    title: str
-    number: int
-    of: int
-    work: float
     seconds: float
 
 

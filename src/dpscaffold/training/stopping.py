@@ -54,9 +54,10 @@ class Stopping:
         metric = metrics_for(model.target)[0]
         if isinstance(self.rows, str | Path):
             scored = score_file(model, Path(self.rows), self.label)
-            found = metric.of(scored.scores, scored.targets)
+            scores, targets = scored.scores, scored.targets
         else:
-            found = metric.of(model.scores(self.rows), self._targets(model))
+            scores, targets = model.scores(self.rows), self._targets(model)
+        found = metric.of(scores, targets)
         return found if metric.better == "higher" else -found
 
     def _targets(self, model: Model) -> torch.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from dpscaffold.checks import choice
 from dpscaffold.config import Configuration
@@ -15,19 +15,7 @@ from dpscaffold.runs.history import HistoryRow
 TRACKERS = ("tensorboard", "mlflow")
 
 
-class Tracker(Protocol):
-    """Receives the row of every round, and how the run ended."""
-
-    def __call__(self, row: HistoryRow) -> None:
-        """Take the numbers of a round."""
-        ...
-
-    def close(self, how: str) -> None:
-        """The run is over."""
-        ...
-
-
-def tracker(name: str, folder: Path, settings: Configuration) -> Tracker:
+def tracker(name: str, folder: Path, settings: Configuration) -> TensorBoard | Mlflow:
     """The tracker of this name."""
     choice("--track", name, TRACKERS)
     make = TensorBoard if name == "tensorboard" else Mlflow
@@ -84,9 +72,8 @@ class Mlflow:
         self.begun = True
         self.mlflow.start_run(run_name=self.name)
         for table, values in self.tables.items():
-            if isinstance(values, Mapping):
-                given = {f"{table}.{key}": str(value)[:500] for key, value in values.items()}
-                self.mlflow.log_params(given)
+            given = values.items() if isinstance(values, Mapping) else ()
+            self.mlflow.log_params({f"{table}.{key}": str(value)[:500] for key, value in given})
 
     def close(self, how: str) -> None:
         """Tag the run with how it ended."""

@@ -6,6 +6,7 @@ All of it is computed on test records and is outside ε, as the metrics are.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,7 +17,6 @@ from dpscaffold.config import Run, solve_noise
 from dpscaffold.config.budgets import Epsilon
 from dpscaffold.config.noise import dominating_site
 from dpscaffold.federation.roster import FEW_USERS
-from dpscaffold.federation.schema import Target
 from dpscaffold.privacy.page import Statement
 from dpscaffold.runs.history import MetricValues
 
@@ -37,10 +37,8 @@ class Verdict:
     sentence: str
 
 
-def _compared_metric(target: Target) -> str:
-    if target.kind == "class":
-        return "auc" if len(target.classes) == 2 else "accuracy"
-    return "r2" if target.kind == "number" else "label_auc"
+#: The metrics by which a model is compared with the baseline; the first must be known.
+COMPARED = {"number": ("r2",), "labels": ("label_auc",), "class": ("accuracy", "balanced_accuracy")}
 
 
 def verdict(federation: Federation, final: MetricValues, baseline: MetricValues) -> Verdict | None:
@@ -49,25 +47,19 @@ def verdict(federation: Federation, final: MetricValues, baseline: MetricValues)
     A model counts as better where its metric exceeds the baseline's by two standard errors: of two
     classes AUC, of more accuracy or balanced accuracy, of numbers R².
     """
-    shown = _compared_metric(federation.target)
-    gains = {name: _gain(final, baseline, name) for name in (shown, "accuracy")}
-    if shown == "accuracy":
-        gains["balanced_accuracy"] = _gain(final, baseline, "balanced_accuracy")
-    gain = gains[shown]
-    if gain is None:
+    names = COMPARED[federation.target.kind]
+    if len(federation.target.classes) == 2 and names[0] == "accuracy":
+        names = ("auc",)
+    pairs = [(final.get(f"test_{name}"), baseline.get(f"test_{name}")) for name in names]
+    if None in pairs[0]:
         return None
-    if shown != "auc":
-        gain = max(value for value in gains.values() if value is not None)
-    if gain <= 2 * _standard_error(shown, federation.test.labels):
-        return Verdict("no", f"no better than {_constant(federation)}")
-    if gain < (0.1 if shown.endswith("auc") else 0.05):
-        return Verdict("slightly", f"only slightly better than {_constant(federation)}")
-    return Verdict("yes", f"better than {_constant(federation)}")
-
-
-def _gain(final: MetricValues, baseline: MetricValues, name: str) -> float | None:
-    value, constant = final.get(f"test_{name}"), baseline.get(f"test_{name}")
-    return None if value is None or constant is None else float(value) - float(constant)
+    gain = max(value - plain for value, plain in pairs if value is not None and plain is not None)
+    constant = _constant(federation)
+    if gain <= 2 * _standard_error(names[0], federation.test.labels):
+        return Verdict("no", f"no better than {constant}")
+    if gain < (0.1 if names[0].endswith("auc") else 0.05):
+        return Verdict("slightly", f"only slightly better than {constant}")
+    return Verdict("yes", f"better than {constant}")
 
 
 def _standard_error(metric: str, labels: torch.Tensor) -> float:
@@ -90,110 +82,105 @@ def _constant(federation: Federation) -> str:
     return f'always answering "{target.classes[most]}"'
 
 
-def cause(setting: Run, statement: Statement, overshoots: bool, named: bool = False) -> str:
+def cause(run: Run, statement: Statement, overshoots: bool, named: bool = False) -> str:
     """The largest cause of a bad model, and what helps; ``overshoots`` says that the training loss
     is above that of a constant answer. ``named`` says to name sites and their sizes, which are
     private."""
-    privacy, plan = setting.privacy, setting.plan
+    privacy, plan = run.privacy, run.plan
     if privacy is None or privacy.noise == 0:
-        rate = f"lower plan.learning_rate (now {setting.settled.learning_rate:g})"
+        rate = f"lower plan.learning_rate (now {run.settled.learning_rate:g})"
         more = f"more rounds may help (plan.rounds is {plan.rounds})"
         return f"the step size is too large: {rate}" if overshoots else more
     if privacy.clip == "median":
         return ""
-    changes, quieter = _quieter(setting, _kept(setting, statement))
+
+    changes, quieter = _quieter(run, _kept(run, statement))
     if changes:
-        times = _noise(setting) / _noise(quieter)
-        options = " ".join(f"--set {key}={value}" for key, (value, _) in changes.items())
-        why = next(iter(changes.values()))[1]
-        why = why if named else why.partition(" (")[0]
+        times = _noise(run) / _noise(quieter)
+        options = " ".join(f"--set {change.key}={change.value}" for change in changes)
+        why = changes[0].why if named else changes[0].why.partition(" (")[0]
         return f"{why}; {times:.2g} times less noise at the same ε: {options}"
-    return _cause_of_noise(setting, overshoots)
-
-
-def _kept(setting: Run, statement: Statement) -> Epsilon | None:
-    """ε towards the server, or that of each user where they have budgets of their own."""
-    run = setting.mechanism
-    if not statement.by_group or run is None or len(statement.parts) > 1:
-        return statement.towards("server").epsilon
-    names = setting.roster.names or tuple(str(user) for user in range(setting.users))
-    return {name: statement.by_group[run.place(user)] for user, name in enumerate(names)}
-
-
-def _cause_of_noise(setting: Run, overshoots: bool) -> str:
-    """The cause where no other setting has less noise at the same ε."""
-    privacy, plan = setting.privacy, setting.plan
-    assert privacy is not None
     if overshoots and plan.learning_rate is not None:
         return (
             f"the step size {plan.learning_rate:g} is too large for the noise: leave "
             f"plan.learning_rate out"
         )
-    loud = _noise(setting) * math.sqrt(setting.task.parameters)
-    if loud > LOUD and (privacy.sampling, privacy.unit) == ("fixed", "record"):
+
+    loud = _noise(run) * math.sqrt(run.task.parameters)
+    if loud <= LOUD:
+        return f"not the noise: try more rounds (plan.rounds is {plan.rounds}) or other columns"
+    if (privacy.sampling, privacy.unit) == ("fixed", "record"):
         return (
             "batches of fixed size need more noise: --set privacy.sampling=poisson (ε then covers "
             "removing the content of a record, not replacing it)"
         )
-    if loud > LOUD:
-        return (
-            f"the noise is {loud:.2g} times the largest signal: the records are few for this ε; "
-            f"use more records, fewer columns or a larger ε"
-        )
-    return f"not the noise: try more rounds (plan.rounds is {plan.rounds}) or other columns"
+    return (
+        f"the noise is {loud:.2g} times the largest signal: the records are few for this ε; "
+        f"use more records, fewer columns or a larger ε"
+    )
 
 
-def _quieter(setting: Run, epsilon: Epsilon | None) -> tuple[dict[str, tuple[Any, str]], Run]:
-    """Changes of the plan that lower the noise at the same ε, the largest first: what to set, to
-    which value and why; and the setting with all of them."""
-    changes: dict[str, tuple[Any, str]] = {}
-    while True:
-        tried = [
-            (_noise(changed), key, value, why, changed)
-            for key, value, why, changed in _candidates(setting, epsilon)
-        ]
-        if not tried:
-            return changes, setting
-        noise, key, value, why, changed = min(tried, key=lambda one: one[0])
-        if noise * WORTH > _noise(setting):
-            return changes, setting
-        changes[key], setting = (value, why), changed
+def _kept(run: Run, statement: Statement) -> Epsilon | None:
+    """ε towards the server, or that of each user where they have budgets of their own."""
+    mechanism = run.mechanism
+    if not statement.by_group or mechanism is None or len(statement.parts) > 1:
+        return statement.towards("server").epsilon
+    names = run.roster.names or tuple(str(user) for user in range(run.users))
+    return {name: statement.by_group[mechanism.place(user)] for user, name in enumerate(names)}
 
 
-def _candidates(setting: Run, epsilon: Epsilon | None) -> list[tuple[str, Any, str, Run]]:
-    plan = setting.plan
-    found: list[tuple[str, Any, str, Run]] = []
-    if plan.weighting == "uniform" and len(set(setting.roster.sizes)) > 1:
-        loudest = (dominating_site(setting) or "").partition(";")[0].replace("(", "of ").strip(")")
+@dataclass(frozen=True)
+class Change:
+    """A key with another value, why it lowers the noise, and the run that has it."""
+
+    key: str
+    value: Any
+    why: str
+    run: Run
+
+
+def _quieter(run: Run, epsilon: Epsilon | None) -> tuple[list[Change], Run]:
+    """Changes of the plan that lower the noise at the same ε, the largest first, and the run with
+    all of them."""
+    changes: list[Change] = []
+    while tried := list(_candidates(run, epsilon)):
+        best = min(tried, key=lambda change: _noise(change.run))
+        if _noise(best.run) * WORTH > _noise(run):
+            break
+        changes.append(best)
+        run = best.run
+    return changes, run
+
+
+def _candidates(run: Run, epsilon: Epsilon | None) -> Iterator[Change]:
+    plan = run.plan
+    if plan.weighting == "uniform" and len(set(run.roster.sizes)) > 1:
+        loudest = (dominating_site(run) or "").partition(";")[0].replace("(", "of ").strip(")")
         why = "sites with few records count as much as large ones"
-        changed = replace(setting, plan=plan.changed(weighting="records"))
-        found.append(
-            ("plan.weighting", "records", f"{why} ({loudest})" if loudest else why, changed)
-        )
-    if setting.cohort_size < setting.users <= FEW_USERS and epsilon:
-        why = f"only {setting.cohort_size} of {setting.users} sites take part in a round"
-        changed = solve_noise(replace(setting, plan=plan.changed(user_ratio=1.0)), epsilon)
-        found.append(("plan.user_ratio", 1, why, changed))
-    if _keeps_noise(setting):
-        why = f"the control variates of {setting.algorithm.name} keep the noise of small sites"
-        balanced = replace(setting, algorithm=scaffold_balanced())
-        found.append(("algorithm.name", balanced.algorithm.name, why, balanced))
-    return found
+        why = f"{why} ({loudest})" if loudest else why
+        changed = replace(run, plan=plan.changed(weighting="records"))
+        yield Change("plan.weighting", "records", why, changed)
+    if run.cohort_size < run.users <= FEW_USERS and epsilon:
+        why = f"only {run.cohort_size} of {run.users} sites take part in a round"
+        changed = solve_noise(replace(run, plan=plan.changed(user_ratio=1.0)), epsilon)
+        yield Change("plan.user_ratio", 1, why, changed)
+    if _keeps_noise(run):
+        why = f"the control variates of {run.algorithm.name} keep the noise of small sites"
+        balanced = replace(run, algorithm=scaffold_balanced())
+        yield Change("algorithm.name", balanced.algorithm.name, why, balanced)
 
 
-def _keeps_noise(setting: Run) -> bool:
+def _keeps_noise(run: Run) -> bool:
     """Whether its control variates carry noise that they do not know of."""
-    return "control" in setting.algorithm.remembers and not setting.algorithm.noise_aware
+    return "control" in run.algorithm.remembers and not run.algorithm.noise_aware
 
 
-def _noise(setting: Run) -> float:
+def _noise(run: Run) -> float:
     """The deviation of the noise of all rounds on one coordinate, as a multiple of the largest
     signal: T·K steps along gradients of norm C. Plain controls add the mean of all sites'."""
-    assert setting.privacy is not None
-    variance = setting.round_noise**2
-    if _keeps_noise(setting):
-        equal = setting.plan.changed(weighting="uniform")
-        uniform = replace(setting, plan=equal)
-        variance = 2 * variance + float(uniform.site_noise.square().mean()) / setting.users
-    steps = setting.plan.rounds * setting.plan.local_steps
-    return math.sqrt(variance / steps) / float(setting.privacy.clip)
+    variance = run.round_noise**2
+    if _keeps_noise(run):
+        uniform = replace(run, plan=run.plan.changed(weighting="uniform"))
+        variance = 2 * variance + float(uniform.site_noise.square().mean()) / run.users
+    steps = run.plan.rounds * run.plan.local_steps
+    return math.sqrt(variance / steps) / float(run.limits.clip)
