@@ -35,7 +35,7 @@ from made_tables import MADE, Written
 from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.metrics import log_loss, r2_score, roc_auc_score
 
-from dpscaffold import load_model
+from dpscaffold import load_model, state
 from dpscaffold.config import load
 from dpscaffold.data.loading import load_federation
 from dpscaffold.federation.schema import Target
@@ -172,7 +172,7 @@ def measured(name: str, table: Written, seeds: list[int], epsilon: float, place:
         told = ["--set", f"data.seed={seed}", "--out", str(folder), "-q"]
         seconds, cpu = run(["train", str(config), *told])
         rows = kept(folder)
-        said = Statement.from_json(json.loads((folder / "privacy.json").read_text()), str(folder))
+        said = state(folder)
         splits.append(judged(folder, rows, said, seed, seconds, cpu))
     assert rows is not None
     return Found(

@@ -27,7 +27,7 @@ from dpscaffold.federation import Federation
 from dpscaffold.runs.checkpoint import Checkpoint
 from dpscaffold.runs.folder import RunFolder
 from dpscaffold.runs.journal import Journal
-from dpscaffold.runs.ledger import JOURNAL, read_entries
+from dpscaffold.runs.ledger import JOURNAL, entries
 from dpscaffold.tasks import LOSSES
 
 
@@ -204,7 +204,7 @@ def stored(folder: Path) -> dict[str, Any]:
         "users": sorted(users),
         "slots": {name: value[order] for name, value in saved.memories["slots"].items()},
         "average": saved.state.average,
-        "ledger": [(e.round, e.users) for e in read_entries(Journal(run.file(JOURNAL)))],
+        "ledger": [(e.round, e.users) for e in entries(Journal(run.file(JOURNAL)))],
     }
 
 

@@ -12,7 +12,8 @@ from typer.testing import CliRunner, Result
 
 from dpscaffold.cli import app
 from dpscaffold.errors import BadInput
-from dpscaffold.privacy import Cost, Ledger, Mechanism, Statement, adversaries, epsilon
+from dpscaffold.privacy import Cost, Ledger, Mechanism, Statement, adversaries, epsilon, page
+from dpscaffold.runs.folder import RunFolder
 
 
 def call(*arguments: str) -> Result:
@@ -47,8 +48,10 @@ def stated(*sources: Any) -> Statement:
 
 
 def written(folder: Path) -> Statement:
-    """The statement in a run folder."""
-    return read(json.loads((folder / "privacy.json").read_text(encoding="utf-8")))
+    """The statement of a run folder."""
+    found = RunFolder(folder).statement()
+    assert found is not None
+    return found
 
 
 def over_draw(
@@ -79,3 +82,18 @@ def unnamed(said: Statement) -> Statement:
 def check_told_alike(folder: Path) -> None:
     """The file in a run folder says what the command answers."""
     assert unnamed(written(folder)) == unnamed(stated(folder))
+
+
+def page_of(folder: Path) -> str:
+    """The statement of a run folder as people read it."""
+    return page(written(folder))
+
+
+def summary_of(folder: Path) -> dict[str, Any]:
+    """How a run ended, as the last line of its metrics says."""
+    return RunFolder(folder).summary().to_json()
+
+
+def described(folder: Path) -> dict[str, Any]:
+    """What a run folder says of the run besides its configuration."""
+    return dict(RunFolder(folder).described)

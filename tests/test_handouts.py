@@ -26,6 +26,7 @@ from deploy.test_deployed import deployment
 from deploy.world import World
 from safetensors.torch import load_file
 from small import federation
+from stated import described, summary_of
 from typer.testing import CliRunner
 
 import dpscaffold.training.train as training
@@ -143,7 +144,7 @@ class HandOut:
         command("export", self.run, "--to", to, "--out", out, "--only-protected")
         shutil.copytree(self.run / "model", self.left / "model")
         for name in ("privacy.json", "privacy.md"):
-            shutil.copy(self.run / name, self.left / name)
+            shutil.copy(self.run / "model" / name, self.left / name)
         return self
 
     def show(self) -> None:
@@ -156,7 +157,7 @@ class HandOut:
     @property
     def head(self) -> str:
         """The head of the journal, which statements name."""
-        return str(self.json("privacy.json")["journal"]["head"])
+        return str(self.json("model/privacy.json")["journal"]["head"])
 
     def head_with(self, identity: str) -> str:
         """The head that the journal would have with another identity of the data."""
@@ -275,15 +276,15 @@ def test_the_head_of_the_journal_tells_the_records_by_their_keyed_identity_alone
 ) -> None:
     """Which has the same key in both: a real run draws its own."""
     one, other = pair
-    identities = [made.json("run.json")["data"] for made in pair]
+    identities = [described(made.run)["data"] for made in pair]
     assert one.head == one.head_with(identities[0]) != one.head_with(identities[1]) == other.head
-    assert (one.run / "data.key").read_bytes() == (other.run / "data.key").read_bytes()
+    assert one.json("secret.json")["data_key"] == other.json("secret.json")["data_key"]
 
 
 def test_a_record_that_is_held_out_moves_nothing(pair: tuple[HandOut, HandOut], tmp_path) -> None:
     rows, one = visits(), pair[0]
     other = released(tmp_path / "other", replaced(rows, held_out(one.place)[0]))
-    assert one.json("run.json")["data"] != other.json("run.json")["data"]
+    assert described(one.run)["data"] != described(other.run)["data"]
     assert differences(one, other) == [] and moved(one, other) == 0.0
 
 
@@ -435,8 +436,8 @@ def test_a_private_winner_hands_out_noised_values_alone(tmp_path: Path) -> None:
 
 
 def an_identity_on_the_page(patch: pytest.MonkeyPatch) -> None:
-    """The page says what run.json says of the data."""
-    print_more(patch, lambda folder: json.loads((folder / "run.json").read_text())["data"])
+    """The page says what config.toml says of the data."""
+    print_more(patch, lambda folder: described(folder)["data"])
 
 
 def a_digest_on_the_page(patch: pytest.MonkeyPatch) -> None:
@@ -464,7 +465,7 @@ def a_warning_on_the_page(patch: pytest.MonkeyPatch) -> None:
     real = outcome._warnings
 
     def leaky(told: outcome.StoredRun) -> list[Any]:
-        loss = json.loads((told.run.folder / "summary.json").read_text())["late_train_loss"]
+        loss = summary_of(told.run.folder)["late_train_loss"]
         return [*real(told), Text(f"the training loss is {loss}")]
 
     patch.setattr(outcome, "_warnings", leaky)
@@ -520,7 +521,6 @@ def statistics_of_the_records(patch: pytest.MonkeyPatch) -> None:
 
 PLACES = ("", "exported.safetensors/", "model/")
 STATED = {f"{place}privacy.{kind}" for place in PLACES for kind in ("json", "md")}
-STATED |= {"page.html", "page.md"}
 WEIGHTS = {"exported.safetensors/model.safetensors", "model/model.safetensors"}
 
 

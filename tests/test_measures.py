@@ -4,7 +4,6 @@ model."""
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from refusals import refuses
 from sklearn import metrics as oracle
 from sklearn.dummy import DummyClassifier, DummyRegressor
 from small import federation, module
+from stated import summary_of
 
 from dpscaffold import (
     Federation,
@@ -168,10 +168,10 @@ def test_a_model_worse_than_a_constant_is_told_what_helps(tmp_path: Path) -> Non
     ):
         out = tmp_path / str(mechanism is None)
         train(data, Logistic(4, 3), fedavg(), wild, mechanism, out=out)
-        assert advice in json.loads((out / "summary.json").read_text())["warning"]
+        assert advice in summary_of(out)["warning"]
     calm = Plan(rounds=30, local_steps=5, data_ratio=0.5, user_ratio=1.0)
     train(data, Logistic(4, 3), fedavg(), calm, out=tmp_path / "calm")
-    assert "warning" not in (tmp_path / "calm" / "summary.json").read_text()
+    assert "warning" not in summary_of(tmp_path / "calm")
 
 
 def test_constant_baselines_are_those_of_scikit_learn() -> None:

@@ -33,9 +33,9 @@ STATEMENT = importlib.import_module("dpscaffold.privacy.statement")
 
 def rounds_are_forgotten(monkeypatch):
     """A round that was lost and run again counts once."""
-    real = runledger.read_entries
+    real = runledger.Account.record
     monkeypatch.setattr(
-        runledger, "read_entries", lambda journal: [e for e in real(journal) if not e.again]
+        runledger.Account, "record", lambda self, entry: None if entry.again else real(self, entry)
     )
 
 

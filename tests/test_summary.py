@@ -1,11 +1,10 @@
-"""summary.json: what is written is read back, and what is no summary is refused."""
+"""How a run ended: what is written is read back, and what is no summary is refused."""
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from refusals import refuses
+from stated import summary_of
 
 from dpscaffold.runs.folder import RunFolder
 from dpscaffold.runs.summary import Summary
@@ -27,7 +26,7 @@ def test_a_summary_is_read_as_it_was_written(tmp_path, summary):
     folder = RunFolder(tmp_path)
     folder.write_summary(summary)
     assert folder.summary() == summary
-    assert json.loads((tmp_path / "summary.json").read_text()) == summary.to_json()
+    assert summary_of(tmp_path) == summary.to_json()
 
 
 def test_numbers_are_keys_next_to_the_others():
@@ -40,6 +39,6 @@ def test_a_run_without_a_summary_has_not_ended(tmp_path):
 
 
 def test_what_is_no_summary_is_refused(tmp_path):
-    (tmp_path / "summary.json").write_text('{"ended": 3}')
-    with refuses("run-damaged: summary.ended is 3"):
+    (tmp_path / "metrics.jsonl").write_text('{"ended": 3}\n')
+    with refuses("wrong-type: metrics.jsonl.ended is 3"):
         RunFolder(tmp_path).summary()

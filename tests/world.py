@@ -393,23 +393,23 @@ def _claiming(text: str, key: str) -> str:
 
 def is_readable(folder: Path) -> bool:
     """Whether a run folder is so far that somebody can ask what it states."""
-    return (folder / "ledger.json").exists()
+    return (folder / "ledger.head").exists() and b"\n" in (folder / "ledger.jsonl").read_bytes()
 
 
 def is_complete(folder: Path) -> bool:
     """Whether the statement of a run folder is written."""
-    return (folder / "privacy.json").exists()
+    return (folder / "model" / "privacy.json").exists()
 
 
 def has_model(folder: Path) -> bool:
     """Whether a finished run has its model, which must load, and says so."""
     load_model(folder)
-    return bool(json.loads((folder / "summary.json").read_text())["model"] == "model")
+    return RunFolder(folder).summary().model == "model"
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
     """The rows of a run's metrics."""
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [row.to_json() for row in RunFolder(folder).metrics()]
 
 
 def times_released(folder: Path) -> Counter[int]:
@@ -464,7 +464,7 @@ class Written:
 
 def written(folder: Path) -> Written:
     """The statement that a run left in its folder."""
-    return read_statement((folder / "privacy.json").read_text())
+    return Written(state(folder).to_json())
 
 
 def read_statement(text: str) -> Written:
@@ -505,12 +505,12 @@ journal.Journal.append = forgetful
 """,
     "a configuration that is written first": """
 import dpscaffold.runs.folder as runfolder
-def early(self, config, identity, setting, real=runfolder.RunFolder.begin):
+def early(self, config, identity, secret=None, real=runfolder.RunFolder.begin):
     self.path.mkdir(parents=True, exist_ok=True)
-    real(self, config, identity, setting)
-    text = self.file("setting.json").read_text()
-    self.file("setting.json").unlink()
-    self.write_text("setting.json", text)
+    real(self, config, identity, secret)
+    text = self.file("secret.json").read_text()
+    self.file("secret.json").unlink()
+    self.write_text("secret.json", text)
 runfolder.RunFolder.begin = early
 """,
 }

@@ -85,7 +85,7 @@ def by_option(text: str) -> dict[str, str]:
 RUN = "--users 10 --records 50 --local-steps 1 --user-ratio 0.4 --data-ratio 0.2"
 SIZES = "--users 12; --records 60; --local-steps 2; --user-ratio 0.5; --data-ratio 0.3"
 DESCRIBED = f"{SIZES}; --sampling poisson; --algorithm fedavg; --unit user; --rounds 5; --noise 3"
-SEVERAL = "--fixed-in-advance; --same-records"
+SEVERAL = "--fixed-in-advance; --same-records; --already-spent 1 1e-6"
 ASKED = "--delta 0.001; --colluders 2"
 SOLVED = "--solve rounds; --against participant"
 
@@ -135,7 +135,8 @@ PRIVACY = (
         "several configurations",
         "sum.toml other.toml",
         acts=f"{ASKED}; --fixed-in-advance; --json",
-        refused=f"{DESCRIBED}; --same-records; {SOLVED}; --epsilon 1; --guess 60",
+        refused=f"{DESCRIBED}; --same-records; --already-spent 1 1e-6; {SOLVED}; --epsilon 1; "
+        "--guess 60",
     ),
     Mode("privacy", "runs of one key", "keyed other", acts="--same-records", whole=False),
     Mode(
@@ -149,8 +150,9 @@ PRIVACY = (
         "privacy",
         "a new budget file",
         "new.jsonl --epsilon 2 --delta 1e-5",
-        acts="--epsilon 3; --delta 1e-6; --json",
-        refused=f"{DESCRIBED}; {SEVERAL}; {SOLVED}; --guess 60; --colluders 2",
+        acts="--epsilon 3; --delta 1e-6; --json; --already-spent 1 1e-6",
+        refused=f"{DESCRIBED}; --fixed-in-advance; --same-records; {SOLVED}; --guess 60; "
+        "--colluders 2",
     ),
     Mode(
         "privacy",

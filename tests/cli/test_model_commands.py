@@ -16,6 +16,7 @@ import pytest
 import torch
 from refusals import refuses
 from sklearn import metrics as oracle
+from stated import summary_of
 from test_model import clinic
 from typed import Done, done_here
 
@@ -124,7 +125,7 @@ def test_evaluation_agrees_with_another_library(run: Path) -> None:
 
 def test_held_out_records_score_exactly_what_was_reported(run: Path) -> None:
     found = json.loads(command("evaluate", run / "run", "--json").stdout)
-    summary = json.loads((run / "run" / "summary.json").read_text())
+    summary = summary_of(run / "run")
     assert found["metrics"]["test_accuracy"] == summary["final"]["test_accuracy"]
     federation = load_federation(load(run / "run" / "config.toml").data)
     assert found["rows"] == len(federation.test)

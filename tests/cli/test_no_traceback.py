@@ -60,7 +60,10 @@ def finished(tmp_path_factory):
     return folder / "run"
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "ledger.jsonl", "config.toml", "run.json"])
+FILES = ["metrics.jsonl", "ledger.jsonl", "ledger.head", "config.toml", "secret.json"]
+
+
+@pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize(
     "damage",
     [
@@ -97,9 +100,8 @@ def test_damaged_run_folders(command, finished, tmp_path, name, damage):
     [
         ("config.toml", b"\xff\xfe[plan]", True),
         ("config.toml", b"[plan\nrounds", True),
-        ("summary.json", b"[1, {}]", True),
-        ("privacy.json", b"null", True),
-        ("versions.json", b"3", True),
+        ("ledger.head", b"null", True),
+        ("secret.json", b"3", True),
         ("metrics.jsonl", b"\xff\xfe{}\n", True),
         ("metrics.jsonl", b"", True),
         ("checkpoint.pt", b"", False),

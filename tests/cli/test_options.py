@@ -82,7 +82,7 @@ def plain(text: str, folder: Path, line: str = "") -> str:
 
 def files(folder: Path, line: str = "") -> dict[str, str]:
     """The names of all files, and what the small texts among them say."""
-    told = (".toml", ".md", ".csv", ".html", "run.json")
+    told = (".toml", ".md", ".csv", ".html")
     return {
         path.relative_to(folder).as_posix(): (
             plain(path.read_text(), folder, line) if path.name.endswith(told) else ""

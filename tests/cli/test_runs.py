@@ -15,12 +15,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from stated import read, written
+from stated import page_of, read, summary_of, written
 from typed import done_here
 
 from dpscaffold.privacy import round_up
 from dpscaffold.runs.folder import RunFolder
-from dpscaffold.runs.ledger import read_ledger
+from dpscaffold.runs.ledger import read_account
 
 SMALL = """
 [data]
@@ -71,10 +71,10 @@ def finished(config, tmp_path_factory):
 
 def test_train_writes_a_whole_run_folder(finished):
     run, printed = finished
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    rows = RunFolder(run).metrics()
     assert [row["round"] for row in rows] == [3, 6, 9, 12]
     assert {"test_accuracy", "train_loss", "log10_gap", "gradient_dissimilarity"} <= set(rows[0])
-    summary = json.loads((run / "summary.json").read_text())
+    summary = summary_of(run)
     assert (
         summary["final"] == rows[-1] == printed["final"]
         and 0 < summary["optimum_test_accuracy"] <= 1
@@ -88,7 +88,7 @@ def test_train_writes_a_whole_run_folder(finished):
     )
     said = written(run)
     assert said.towards("server").theorem == "1"
-    assert round_up(said.epsilon) in (run / "privacy.md").read_text()
+    assert round_up(said.epsilon) in page_of(run)
 
 
 def test_a_resolved_configuration_gives_the_same_run(finished, tmp_path):
@@ -96,10 +96,11 @@ def test_a_resolved_configuration_gives_the_same_run(finished, tmp_path):
     run, _ = finished
     done = dpscaffold("train", run / "config.toml", "--out", tmp_path / "again", folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "again" / "metrics.jsonl").read_text() == (run / "metrics.jsonl").read_text()
+    assert RunFolder(tmp_path / "again").metrics() == RunFolder(run).metrics()
     again, first = (
         tomllib.loads((folder / "config.toml").read_text()) for folder in (tmp_path / "again", run)
     )
+    assert again["run"].pop("data") != first["run"].pop("data")  # each has a key of its own
     assert again == first
 
 
@@ -267,7 +268,7 @@ def test_a_stopped_run_resumes_to_the_uninterrupted_end(config, whole, tmp_path,
     if sent != signal.SIGKILL:
         assert "--resume" in out
     run = RunFolder(tmp_path / "run")
-    stored, released = run.load_checkpoint().state.round, read_ledger(run.path).rounds
+    stored, released = run.load_checkpoint().state.round, read_account(run.path).rounds
     assert stored <= released and (sent == signal.SIGKILL or stored == released)
     resumed = dpscaffold("train", config, "--out", "run", "--resume", *LONG, folder=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
@@ -277,7 +278,7 @@ def test_a_stopped_run_resumes_to_the_uninterrupted_end(config, whole, tmp_path,
         row = expected[place]
         expected[place] = replace(row, metrics={**row.metrics, "epsilon_server": spent})
     assert run.metrics() == expected and len(expected) == 120
-    assert run.read_json("summary.json")["final"] == whole.read_json("summary.json")["final"]
+    assert run.summary().final == whole.summary().final
 
 
 BAD = [

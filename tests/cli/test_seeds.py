@@ -7,7 +7,10 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 import pytest
+from stated import summary_of
 from typed import done_here as typed
+
+from dpscaffold.runs.folder import RunFolder
 
 TABLES = """
 [data]
@@ -39,7 +42,7 @@ def test_the_mean_and_the_deviation_are_those_of_the_runs(config: Path, tmp_path
     answer = typed("train", str(config), "--seeds", "3", "--out", str(out), "--json")
     assert answer.returncode == 0, answer.stderr
     (row,) = json.loads(answer.stdout)["runs"]
-    alone = [json.loads((out / f"seed-{k}" / "summary.json").read_text()) for k in range(3)]
+    alone = [summary_of(out / f"seed-{k}") for k in range(3)]
     values = [summary["late_test_accuracy"] for summary in alone]
     assert len(set(values)) > 1, "the seeds made no difference"
     assert row["seeds"] == 3
@@ -55,9 +58,7 @@ def test_a_seed_alone_is_the_same_run(config: Path, tmp_path: Path) -> None:
     several, alone = tmp_path / "several", tmp_path / "alone"
     typed("train", str(config), "--seeds", "2", "--set", "plan.seed=5", "--out", str(several), "-q")
     typed("train", str(config), "--set", "plan.seed=6", "--out", str(alone), "-q")
-    assert (several / "seed-6" / "metrics.jsonl").read_bytes() == (
-        alone / "metrics.jsonl"
-    ).read_bytes()
+    assert RunFolder(several / "seed-6").metrics() == RunFolder(alone).metrics()
     more = typed("train", str(config), "--seeds", "3", "--set", "plan.seed=5", "--out",
                  str(several), "--resume", "-q")  # fmt: skip
     assert more.returncode == 0, more.stderr

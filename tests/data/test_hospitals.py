@@ -14,6 +14,7 @@ import pytest
 import torch
 from hospitals import READ_AS, WARDS, rows_of, write
 from refusals import refuses
+from stated import summary_of
 from stated import written as statement_in
 from typed import typed
 
@@ -95,7 +96,7 @@ def test_a_pattern_chooses_files(folder: Path) -> None:
 
 
 def test_who_is_left_out_is_named(folder: Path, tmp_path: Path, monkeypatch, capsys) -> None:
-    """In describe, in the run, in the statement and in preprocessing.json; with users as the unit
+    """In describe, in the run, in the statement and in the ledger; with users as the unit
     the rule alone."""
     lines = [
         f"{key} = {value}"
@@ -121,10 +122,10 @@ def test_who_is_left_out_is_named(folder: Path, tmp_path: Path, monkeypatch, cap
 
     assert "site29" in run("data", "describe", "c.toml")
     assert "Left out for too few records: site29" in run("train", "c.toml", "--out", "run")
-    for name in ("preprocessing.json", "privacy.json", "privacy.md"):
+    for name in ("ledger.jsonl", "model/privacy.json", "model/privacy.md"):
         assert "site29" in (tmp_path / "run" / name).read_text(), name
     run("train", "c.toml", "--out", "hidden", "--set", "privacy.unit=user")
-    for name in ("preprocessing.json", "privacy.json", "privacy.md"):
+    for name in ("ledger.jsonl", "model/privacy.json", "model/privacy.md"):
         text = (tmp_path / "hidden" / name).read_text()
         assert "site29" not in text and "fewer than 2 records" in text, name
 
@@ -266,7 +267,7 @@ def test_thirty_hospitals_in_two_commands(folder: Path, tmp_path: Path, monkeypa
     assert "site29" in err, "who is left out is named"
     said = statement_in(tmp_path / "runs" / "sites")
     assert 0.95 <= said.towards("server").epsilon <= 1.0
-    summary = json.loads((tmp_path / "runs" / "sites" / "summary.json").read_text())
+    summary = summary_of(tmp_path / "runs" / "sites")
     assert summary["ended"] == "completed" and summary["rounds"] == 100
     code, _, err = typed(monkeypatch, capsys, "init", folder)
     assert code == 2 and "is there already" in err and text == (tmp_path / "sites.toml").read_text()

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from refusals import refuses
+from stated import page_of
 
 from dpscaffold import Gaussian, Logistic, Plan, fedavg, synthetic, train
 from dpscaffold.data import digits, from_users, load, load_federation, prepare, save
@@ -210,10 +211,10 @@ def test_a_column_cannot_talk_its_way_into_the_guarantee(tmp_path: Path, stored:
     outside = [sentence for _, sentence in said.outside]
     assert len([sentence for sentence in outside if "sex (no fit)" in sentence]) == 1
     assert not any("unit norm" in sentence for sentence in outside)
-    page = (tmp_path / "run" / "privacy.md").read_text().split("**Not covered:**")[1]
+    page = page_of(tmp_path / "run").split("**Not covered:**")[1]
     assert "sex (no fit)" in page
     # The folder alone says the same.
-    remarks = read_account(tmp_path / "run").preparation
+    remarks = read_account(tmp_path / "run").opening.preparation
     said_of = [step.protection for step in remarks if "sex (no fit)" in step.sentence]
     assert said_of == ["unprotected"]
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from deploy.world import largest_gap, memories_of
+from stated import summary_of
 from typed import done_here
 
 from deploy import tapped
@@ -119,7 +120,7 @@ def test_three_sites_equal_the_simulator_through_a_site_kill_and_a_server_kill(t
         wait_for(lambda: rounds_done(out) >= 4, local)
         local.kill("server")
         assert local.run(config, out, resume=True) == 0, local.log("server")
-        summary = json.loads((out / "summary.json").read_text())
+        summary = summary_of(out)
         assert "no-answer" not in summary["refusals"], local.log("server")
         assert_equal(out, federation, tables)
         assert summary["ended"] == "completed"
@@ -287,7 +288,7 @@ def test_a_server_told_to_stop_while_the_superlink_is_away_stops_and_goes_on_lat
         assert "stopped by SIGTERM (asked to stop while the SuperLink was away)" in local.log(
             "server"
         )
-        summary = json.loads((out / "summary.json").read_text())
+        summary = summary_of(out)
         assert summary["ended"] == "interrupted" and summary["rounds"] >= 2
         local.start_link()
         assert local.run(config, out, resume=True) == 0, local.log("server")
@@ -308,7 +309,7 @@ def test_a_slow_or_absent_site_is_waited_for_and_passed_over(tmp_path):
         wait_for(lambda: rounds_done(out) >= 3, local)
         local.processes["north"].send_signal(signal.SIGCONT)
         assert local.processes["server"].wait(PATIENCE) == 0, local.log("server")
-        summary = json.loads((out / "summary.json").read_text())
+        summary = summary_of(out)
         missed = summary["refusals"].get("no-answer", 0)
         assert 1 <= missed < ROUNDS / 2  # it is asked again as soon as it is back
         assert_controls(local, out)
@@ -331,7 +332,7 @@ def test_a_site_that_dies_within_its_upload_costs_nobody_a_round(tmp_path):
         assert not mark.exists() and local.processes["north"].returncode == -signal.SIGKILL
         local.start_site("north")
         assert local.processes["server"].wait(PATIENCE) == 0, local.log("server")
-        summary = json.loads((out / "summary.json").read_text())
+        summary = summary_of(out)
         assert summary["ended"] == "completed" and "no-answer" not in summary["refusals"]
         assert_equal(out, federation, tables)
         assert_booked(local)
@@ -398,7 +399,7 @@ def test_eight_sites_and_a_million_parameters(tmp_path):
         local.start()
         server = local.folder / "server"
         assert local.run(local.config("plan", tables), tmp_path / "run") == 0, local.log("server")
-        summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+        summary = summary_of(tmp_path / "run")
         assert not summary["refusals"]
         assert_controls(local, tmp_path / "run")
         status = json.loads((tmp_path / "run" / "status.json").read_text())
@@ -447,7 +448,7 @@ def test_slow_links_carry_every_vector_once(tmp_path):
             link.rate = 1_000.0  # bytes a second, from here on
         local.start_server(local.config("plan", tables), out)
         assert local.processes["server"].wait(PATIENCE) == 0, local.log("server")
-        summary = json.loads((out / "summary.json").read_text())
+        summary = summary_of(out)
         assert not summary["refusals"] and summary["seconds"] > 3 * size / 1_000
         assert_equal(out, federation, tables)
         assert_booked(local)

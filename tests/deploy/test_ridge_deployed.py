@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import numpy as np
@@ -14,6 +13,7 @@ from deploy.test_sites import simulated
 from deploy.world import LOOSE, World, uploads_of
 from in_memory import Crash
 from small import federation
+from stated import written
 from tasks.test_ridge import numbers
 from typer.testing import CliRunner
 
@@ -175,7 +175,7 @@ def test_the_run_folder_predicts_and_reports(tmp_path, secure):
     ):
         said = CliRunner().invoke(app, command)
         assert said.exit_code == 0, (command, said.output)
-    known = json.loads((tmp_path / "run" / "privacy.json").read_text())
+    known = written(tmp_path / "run").to_json()
     assert known["parts"][0]["mechanism"]["query"] == "sums"
 
 

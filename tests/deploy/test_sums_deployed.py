@@ -48,8 +48,7 @@ def test_its_statement_is_that_of_the_sum_and_has_what_a_site_has_alone(tmp_path
     (run,) = world.ledger("east").runs
     world.enrolled = replace(world.enrolled, run=run)
     assert served.statement.towards("server").theorem == "4"
-    written = (tmp_path / "run" / "privacy.json").read_text()
-    assert "alone" in written
+    assert "alone" in (tmp_path / "run" / "model" / "privacy.json").read_text()
     assert [world.count(name) for name in world.names] == [4, 4, 4, 4]
 
 

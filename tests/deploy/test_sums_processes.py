@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
 import torch
 from small import Driven, Trial, simulator
+from stated import described, summary_of
 
 from deploy import tapped
 from dpscaffold.deployment.transports import flower
@@ -79,7 +79,7 @@ def test_a_rehearsal_with_kills_ends_bit_for_bit_where_the_simulator_does(tmp_pa
         local.kill("server")
         assert local.run(config, out, resume=True) == 0, local.log("server")
         assert_booked(local)
-        summary = json.loads((out / "summary.json").read_text())
+        summary = summary_of(out)
         assert summary["ended"] == "completed"
         assert "no-answer" not in summary["refusals"], local.log("server")
         for name in NAMES:
@@ -154,7 +154,7 @@ def test_a_secure_preparation_and_training_end_where_they_do_in_one_process(tmp_
         assert_booked(local)
         for name in NAMES:
             assert 8 <= tapped.reserved(local.folder / name) <= 10
-    offer = read_offer(json.loads((out / "setting.json").read_text()))
+    offer = read_offer(described(out)["setting"])
     plan, privacy = Plan(**tables["plan"]), Gaussian(**tables["privacy"])
     setting = Trial.of(applied(data, offer.rows.steps), Logistic(3, 3), fedavg(), plan, privacy)
     whole = Driven(simulator(replace(setting, secure=Secure(1, 3, 50)), chunk=1)).drive()

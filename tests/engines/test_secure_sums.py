@@ -22,6 +22,7 @@ from small import (
     setting,
     simulator,
 )
+from stated import page_of
 
 from dpscaffold import Gaussian, Logistic, Plan, fedavg, fedprox, train
 from dpscaffold.algorithms import Broadcast, Upload, with_momentum
@@ -353,7 +354,7 @@ def test_a_run_resumes_where_it_stopped(tmp_path):
     assert whole.privacy.guarantees == again.privacy.guarantees
     assert whole.privacy.towards("server").theorem == "4"
     assert whole.privacy.towards("alone").epsilon > whole.privacy.towards("server").epsilon
-    page = (tmp_path / "cut" / "privacy.md").read_text()
+    page = page_of(tmp_path / "cut")
     assert "Theorem 4" in page and whole.privacy.towards("alone").words in page
     assert "simulated-sums" in dict(whole.privacy.outside)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import re
 import shutil
 import subprocess
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 from refusals import refuses
+from stated import described, summary_of
 from stated import written as statement_in
 
 from dpscaffold import (
@@ -32,6 +32,7 @@ from dpscaffold.report.card import as_markdown
 from dpscaffold.report.html import as_html, style
 from dpscaffold.report.story import page_of
 from dpscaffold.report.svg import COLOURS, bars, curves
+from dpscaffold.runs.folder import RunFolder
 
 VOID = {"meta", "line", "rect", "polyline", "br", "link", "img", "input"}
 
@@ -79,7 +80,7 @@ def test_the_page_says_everything_of_the_statement(runs: list[Path]) -> None:
         assert round_up(value) in page
     for sentence in (words for _, words in (*said.outside, *said.needs)):
         assert _escaped(sentence.replace("`", "")) in plain, sentence
-    summary = json.loads((runs[0] / "summary.json").read_text())
+    summary = summary_of(runs[0])
     assert f"{summary['final']['test_accuracy']:.4f}" in page
     assert f'<td class="short">{summary["baseline_test_accuracy"]:.4f}</td>' in page
     assert "A drawn user may decline: user_epsilon" in page
@@ -187,8 +188,8 @@ def test_no_page_names_a_run_by_its_seed(tmp_path: Path) -> None:
 
 def read_off_records(folder: Path) -> dict[str, float]:
     """The numbers of a run folder that are computed from records without noise, or from time."""
-    summary = json.loads((folder / "summary.json").read_text())
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    summary = summary_of(folder)
+    rows = [row.to_json() for row in RunFolder(folder).metrics()]
     allowed = ("round", "rounds", "epsilon_server")
     found = {
         f"{place}.{name}": value
@@ -221,7 +222,7 @@ def test_the_page_of_a_run_that_keeps_a_promise_has_no_metrics(tmp_path: Path) -
         assert "The course of the training" not in text
         assert "No metrics are shown" in text and "towards the server by round" in text
     for text in both([out], with_metrics=True):
-        final = json.loads((out / "summary.json").read_text())["final"]
+        final = summary_of(out)["final"]
         for name in ("test_accuracy", "train_loss"):
             assert shown(final[name]) in text
         marks = [text.index("Outside ε"), text.index("outside ε")]
@@ -238,7 +239,7 @@ def test_the_page_of_a_run_that_keeps_a_promise_has_no_metrics(tmp_path: Path) -
 
 
 def test_no_page_tells_the_identity_of_the_data(runs: list[Path]) -> None:
-    known = json.loads((runs[0] / "run.json").read_text())
+    known = described(runs[0])
     for text in both(runs[:1]):
         assert known["data"] not in text and known["covers"] not in text
         assert known["engine"] in text
@@ -358,7 +359,7 @@ def test_the_page_begins_with_a_verdict_and_privacy(tmp_path: Path) -> None:
     data = synthetic(users=6, records=40, dimension=4, classes=3)
     plan = Plan(rounds=4, local_steps=2, user_ratio=0.5, evaluate_every=1)
     train(data, Logistic(4, 3), scaffold(), plan, Gaussian(noise=4.0), out=tmp_path / "run")
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    summary = summary_of(tmp_path / "run")
     for page in both([tmp_path / "run"]):
         assert summary["verdict"].split('"')[0] in page
         assert page.index("Nobody could tell") < page.index("issimilarity by round")

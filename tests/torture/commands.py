@@ -93,7 +93,7 @@ def figure(name: str, *arguments: str, prepare: Callable[..., None] | None = Non
 
 def training() -> list[tuple[Work, int]]:
     """Runs, seeded, secret and on a budget file."""
-    outputs = ("run/model/model.json", "run/summary.json", "run/privacy.json", "run/config.toml")
+    outputs = ("run/model/model.json", "run/metrics.jsonl", "run/ledger.jsonl", "run/config.toml")
     return [
         (Work("train", RESUMED, trained, outputs=outputs), 6),
         (Work("train secret", RESUMED + SECRET, trained_secretly, outputs=outputs), 6),
@@ -256,7 +256,7 @@ def by_mail() -> list[tuple[Work, int]]:
     files = ["mail.toml", "north/north.sums", "south/south.sums"]
     keys = ["sums", "keys", "mail.toml", "--name", "north", "--out", "north"]
     outputs = ("north/site.toml", "north/north.sumkey")
-    whole = ("model/privacy.json", "model/config.toml", "model/summary.json", "model/ledger.json")
+    whole = ("model/model/privacy.json", "model/config.toml", "model/ledger.jsonl")
     made = ["sums", "combine", *files, "--out", "model"]
     return [
         (Work("sums keys", keys, keyed, prepare=a_mail_plan, outputs=outputs), 1),
@@ -268,7 +268,7 @@ def by_mail() -> list[tuple[Work, int]]:
 def slow() -> list[tuple[Work, int]]:
     """What takes seconds."""
     shown = ["demo", "--out", "demo", "--rounds", "2", "--quiet"]
-    compared = ("demo/comparison.png", *(f"demo/{name}/summary.json" for name in DEMO_RUNS))
+    compared = ("demo/comparison.png", *(f"demo/{name}/metrics.jsonl" for name in DEMO_RUNS))
     planned = ("planned/plan.toml", "planned/plan.json", "planned/plan.png")
     paper = ("figure.png", "results.parquet", "RESULT.md")
     return [

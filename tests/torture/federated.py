@@ -102,7 +102,7 @@ def combined(folder: Path) -> object:
     from dpscaffold.privacy import Statement
 
     said = read_account(folder / "model").statement()
-    written = json.loads((folder / "model" / "privacy.json").read_text())
+    written = json.loads((folder / "model" / "model" / "privacy.json").read_text())
     if Statement.from_json(written, "privacy.json").guarantees != said.guarantees:
         raise Lost("privacy.json is not what the ledger says")
     epsilons = said.towards("server").epsilon, said.towards("alone").epsilon

@@ -10,7 +10,7 @@ import pytest
 from refusals import refuses
 from scipy.optimize import linprog
 from small import UNEQUAL, federation, setting
-from stated import written
+from stated import page_of, written
 from typer.testing import CliRunner
 
 from dpscaffold import Gaussian, Plan, fedavg, train
@@ -103,7 +103,7 @@ def test_a_run_states_every_budget(tmp_path):
     assert said.towards("server").epsilon == max(said.by_group) <= 6.0
     assert said.by_group[1] <= 1.0
     assert written(tmp_path / "run").by_group == said.by_group
-    page = (tmp_path / "run" / "privacy.md").read_text()
+    page = page_of(tmp_path / "run")
     assert round_up(min(said.by_group)) in page and round_up(max(said.by_group)) in page
     record = read_run(tmp_path / "run")
     low, high = round_up(min(said.by_group)), round_up(max(said.by_group))

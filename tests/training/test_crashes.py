@@ -16,10 +16,10 @@ from itertools import product
 
 import pytest
 from refusals import refuses
-from stated import check_told_alike, over_draw, read, stated
+from stated import check_told_alike, over_draw, read, stated, written
 from typer.testing import CliRunner
 
-from dpscaffold import BadInput, Gaussian, Logistic, Plan, fedavg, synthetic, train
+from dpscaffold import BadInput, Gaussian, Logistic, Plan, fedavg, load_model, synthetic, train
 from dpscaffold.cli import app
 from dpscaffold.engines import Simulator
 
@@ -38,9 +38,9 @@ def federation():
     return synthetic(**DATA)
 
 
-def go(federation, folder, privacy=SECRET, **options):
+def go(federation, folder, privacy=SECRET, plan=PLAN, **options):
     return train(
-        federation, Logistic(40, 10), fedavg(), PLAN, privacy, out=folder, resume=True, **options
+        federation, Logistic(40, 10), fedavg(), plan, privacy, out=folder, resume=True, **options
     )
 
 
@@ -156,14 +156,17 @@ def described(federation, privacy):
 
 
 def test_a_statement_is_withdrawn_before_more_is_released(federation, tmp_path):
-    """Stopped and stated, resumed and killed: the old statement would be too small, so it goes."""
-    folder = tmp_path / "run"
-    first = go(federation, folder, on_round=stop_in_first_round())
-    assert first.ended == "interrupted" and (folder / "privacy.json").exists()
-    crash(federation, folder, 5)
-    assert not (folder / "privacy.json").exists() and not (folder / "privacy.md").exists()
-    assert stated(folder).rounds == 5
-    check(go(federation, folder))
+    """A model and its statement, then more rounds and a kill: the statement would be too small, so
+    it goes, and the model with it."""
+    folder, longer = tmp_path / "run", PLAN.changed(rounds=12)
+    go(federation, folder)
+    assert written(folder).rounds == 9 and load_model(folder).privacy == written(folder)
+    with pytest.raises(Crash):
+        go(federation, folder, plan=longer, on_round=die_after(11))
+    assert stated(folder).rounds == 11
+    with refuses("run-unfinished"):
+        load_model(folder)
+    assert load_model(go(federation, folder, plan=longer).folder).privacy.rounds == 12
 
 
 CHILD = """
@@ -250,7 +253,7 @@ def test_two_processes_that_begin_at_once(federation, tmp_path):
     first, second = RunFolder(tmp_path), RunFolder(tmp_path)
     first.lock()
     with refuses("folder-in-use"):
-        second.begin("", Identity("", "", ""), {})
+        second.begin("", Identity({}, "", "", ""))
     first.release()
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]
     assert go(federation, tmp_path).ended == "completed"

@@ -13,6 +13,7 @@ import pytest
 import small
 from deploy.world import World
 from refusals import refuses
+from stated import described
 from typer.testing import CliRunner
 
 from dpscaffold import BadInput, Gaussian, Logistic, Plan, fedavg, synthetic, train
@@ -36,11 +37,11 @@ def go(federation, out, limits=None, **options):
 
 
 def key_of(folder: Path) -> bytes:
-    return bytes.fromhex((folder / "data.key").read_text())
+    return bytes.fromhex(json.loads((folder / "secret.json").read_text())["data_key"])
 
 
 def identity_of(folder: Path) -> str:
-    return json.loads((folder / "run.json").read_text())["data"]
+    return described(folder)["data"]
 
 
 def plain_digest(federation: Federation) -> str:
@@ -63,11 +64,11 @@ def test_the_identity_is_an_hmac_whose_key_stays_in_the_folder(federation, tmp_p
         folder, key = tmp_path / name, key_of(tmp_path / name)
         expected = hmac.new(key, plain_digest(federation).encode(), hashlib.sha256).hexdigest()
         assert identity_of(folder) == expected
-        assert stat.S_IMODE((folder / "data.key").stat().st_mode) == 0o600
+        assert stat.S_IMODE((folder / "secret.json").stat().st_mode) == 0o600
         opening = json.loads((folder / "ledger.jsonl").read_text().splitlines()[0])
         assert opening["opens"]["data"] == expected
         for path in folder.rglob("*"):  # the key itself is in one file alone
-            if path.is_file() and path.name != "data.key":
+            if path.is_file() and path.name != "secret.json":
                 assert key not in path.read_bytes() and key.hex().encode() not in path.read_bytes()
     assert identity_of(tmp_path / "a") != identity_of(tmp_path / "b")
 
@@ -101,14 +102,14 @@ def test_resuming_needs_the_key(federation, tmp_path):
         with refuses("data-key-changed"):
             go(federation, folder, resume=True, data_key=wrong)
     assert not (tmp_path / "none.key").exists()
-    kept = (folder / "data.key").read_text()
-    (folder / "data.key").unlink()
-    with refuses("data-key-missing: data.key"):
+    kept = (folder / "secret.json").read_text()
+    (folder / "secret.json").unlink()
+    with refuses("seed-missing: secret.json"):
         go(federation, folder, resume=True)
-    (folder / "data.key").write_text("nonsense")
-    with refuses("data-key-damaged"):
+    (folder / "secret.json").write_text("nonsense")
+    with refuses("seed-damaged"):
         go(federation, folder, resume=True)
-    (folder / "data.key").write_text(kept)
+    (folder / "secret.json").write_text(kept)
     with refuses("records-differ"):
         go(synthetic(users=6, records=40, seed=6), folder, resume=True)
     assert go(federation, folder, resume=True, data_key=file).ended == "completed"
@@ -144,24 +145,9 @@ def test_budget_files_tell_nothing_of_the_records(federation, tmp_path):
     go(federation, tmp_path / "run", limits={"delta": 1e-3, "budget_file": file})
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     (grant,) = [line for line in lines if line["event"] == "grant"]
-    assert set(grant["account"]) == {"unit", "neighbours", "noise_seed"}
+    assert {"unit", "neighbours", "noise_seed"} < set(grant) and "data" not in grant
     shown = CliRunner().invoke(app, ["privacy", str(file), "--json"]).stdout
     assert identity_of(tmp_path / "run") not in file.read_text() + shown
-
-
-def test_budget_files_of_earlier_versions_are_read(tmp_path):
-    """They hold a digest, which is not shown."""
-    from dpscaffold.runs.journal import Journal
-
-    journal = Journal(tmp_path / "budget.jsonl")
-    allows = {"epsilon": 1.0, "delta": 1e-5}
-    journal.append({"event": "site", "site": "budget file", "allows": allows, "time": ""})
-    account = {"unit": "record", "neighbours": "n", "data": "6f3c" * 8, "noise_seed": None}
-    granted = {"participations": 5, "epsilon": 0.25, "delta": 1e-6}
-    grant = {"event": "grant", "run": "a", "plan": "", "account": account, "grant": granted}
-    journal.append(grant)
-    shown = CliRunner().invoke(app, ["privacy", str(tmp_path / "budget.jsonl"), "--json"])
-    assert json.loads(shown.stdout)["spent"]["epsilon"] == 0.25 and "6f3c" * 8 not in shown.stdout
 
 
 def test_sites_keep_no_identity_of_their_records(tmp_path):

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from refusals import refuses
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import accuracy_score, f1_score, hamming_loss, roc_auc_score
+from stated import summary_of
 from typer.testing import CliRunner
 
 from dpscaffold import Gaussian, Linear, Plan, fedavg, load_model, scaffold, train
@@ -236,7 +237,7 @@ def test_commands_show_labels(run: Path) -> None:
     described = runner.invoke(app, ["data", "describe", f"{run}/c.toml"])
     assert described.exit_code == 0 and "several labels" in described.output
     held_out = runner.invoke(app, ["evaluate", f"{run}/run", "--json"])
-    reported = json.loads((run / "run" / "summary.json").read_text())["final"]
+    reported = summary_of(run / "run")["final"]
     found = json.loads(held_out.output)["metrics"]
     assert found["test_label_accuracy"] == reported["test_label_accuracy"]
     wrong = runner.invoke(app, ["evaluate", f"{run}/run", f"{run}/new.csv", "--label", "rash"])

@@ -3,7 +3,6 @@ optimum against scikit-learn."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch
 from refusals import refuses
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.metrics import f1_score, mean_absolute_error, r2_score, roc_auc_score
+from stated import summary_of
 from typer.testing import CliRunner
 
 from dpscaffold import Linear, Plan, fedavg, train
@@ -241,7 +241,7 @@ def test_regression_from_the_command_line(tmp_path: Path) -> None:
     assert answer.exit_code == 0, answer.output
     told = " ".join(answer.output.split())
     assert "RMSE" in told and "central optimum" in told
-    summary = json.loads((out / "summary.json").read_text())
+    summary = summary_of(out)
     assert summary["metric"] == "test_rmse" and summary["late_test_rmse"] > 0
     assert summary["baseline_test_rmse"] > summary["optimum_test_rmse"]
     assert "late_test_accuracy" not in summary

@@ -291,7 +291,7 @@ def test_a_folder_with_releases_that_are_not_added_is_refused(name: str, tmp_pat
     (tmp_path / "one" / name).write_text("{}\n")
     for words in calls:
         done = done_here(*words)
-        assert done.returncode == 2 and "released after the run" in done.stderr, (words, done)
+        assert done.returncode == 2 and "written by" in done.stderr, (words, done)
     (tmp_path / "one" / name).rename(tmp_path / "one" / "model" / name)
     with refuses("wrong-version"):
         load_model(tmp_path / "one")

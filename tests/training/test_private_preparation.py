@@ -17,7 +17,7 @@ from dpscaffold import BadInput, Gaussian, Logistic, Plan, fedavg, train
 from dpscaffold.cli import app
 from dpscaffold.config import make_run
 from dpscaffold.data import load_federation, preprocess
-from dpscaffold.runs.account import read_ledger
+from dpscaffold.runs.ledger import read_account
 
 DELTA, ROUNDS, NOISE, MEAN = 1e-3, 6, 4.0, 2.5
 CENTRE = {"step": "centre", "fit": "private", "norm_bound": 1.0, "noise": MEAN}
@@ -55,7 +55,7 @@ def test_a_user_who_never_took_part_has_spent_it_too(tmp_path):
     folder = tmp_path / "run"
     privacy = Gaussian(noise=NOISE, delta=DELTA)
     train(centred(), Logistic(4, 3), fedavg(), plan, privacy, out=folder)
-    ledger = read_ledger(folder)
+    ledger = read_account(folder).ledger
     idle = int(ledger.participations.argmin())
     assert ledger.participations[idle] == 0
     assert exact(0) <= ledger.of(idle) <= exact(0) * 1.003

@@ -12,6 +12,7 @@ import pytest
 import torch
 from refusals import refuses
 from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score
+from stated import summary_of
 from typer.testing import CliRunner
 
 from dpscaffold import Gaussian, Linear, Plan, fedavg, load_model, train
@@ -148,12 +149,12 @@ def test_metrics_are_in_the_units_of_the_label(ran: Path) -> None:
     model = load_model(ran / "run")
     truth = federation.target.restored(federation.test.labels).numpy()
     guess = model.predict(federation.test.features, prepared=True).numpy()
-    final = json.loads((ran / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    final = summary_of(ran / "run")["final"]
     assert final["test_r2"] == pytest.approx(r2_score(truth, guess), abs=1e-5)
     assert final["test_r2"] > 0.8 and 380 < guess.mean() < 580
     assert final["test_rmse"] == pytest.approx(mean_squared_error(truth, guess) ** 0.5, rel=1e-5)
     assert final["test_mae"] == pytest.approx(mean_absolute_error(truth, guess), rel=1e-5)
-    summary = json.loads((ran / "run" / "summary.json").read_text())
+    summary = summary_of(ran / "run")
     spread = np.sqrt(
         np.mean((truth - federation.target.restored(federation.train.labels).numpy().mean()) ** 2)
     )

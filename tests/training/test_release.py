@@ -8,7 +8,7 @@ import tomllib
 
 import pytest
 from refusals import refuses
-from stated import check_told_alike, read, stated
+from stated import check_told_alike, page_of, read, stated
 from stated import written as statement_in
 from typer.testing import CliRunner
 
@@ -60,7 +60,7 @@ def test_a_simulation_says_so_before_anything_else(tmp_path):
     assert said.seeded and answer.seeded and stated(tmp_path / "run.toml").seeded
     assert "seed" in dict(said.outside)
     for text in (
-        (tmp_path / "run" / "privacy.md").read_text(),
+        page_of(tmp_path / "run"),
         command("privacy", tmp_path / "run").output,
     ):
         assert "with secret noise" in text and dict(said.outside)["seed"] in text
@@ -153,7 +153,10 @@ def test_a_release_is_secret_and_nobody_chose_its_draw(tmp_path, released):
     stored = (tmp_path / "run" / "config.toml").read_text()
     assert "secret = true" in stored and "release = [" in stored
     trained(tmp_path, *RELEASE, *OVERRULED, name="other")
-    seeds = [json.loads((tmp_path / name / "seed.json").read_text()) for name in ("run", "other")]
+    seeds = [
+        json.loads((tmp_path / name / "secret.json").read_text())["seed"]
+        for name in ("run", "other")
+    ]
     assert seeds[0]["seed"] != seeds[1]["seed"] and seeds[0]["origin"] == "system"
     assert "seed" not in tomllib.loads(stored)["plan"]
     # Two releases of one configuration share neither noise nor draw: their epsilons add.

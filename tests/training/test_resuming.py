@@ -15,7 +15,7 @@ from dataclasses import replace
 import pytest
 import torch
 from refusals import refuses
-from stated import read
+from stated import described, stated
 from typer.testing import CliRunner
 
 from dpscaffold import (
@@ -36,7 +36,7 @@ from dpscaffold.federation import tables as federation_module
 from dpscaffold.report.runs import read_run
 from dpscaffold.runs.checkpoint import CHECKPOINT_FORMAT
 from dpscaffold.runs.journal import START, digest
-from dpscaffold.runs.ledger import LedgerSummary, read_account
+from dpscaffold.runs.ledger import Account
 
 PLAN = Plan(rounds=6, local_steps=2, user_ratio=0.25, evaluate_every=2, checkpoint_every=3)
 NOISY = Gaussian(clip=1.0, noise=3.0)
@@ -76,7 +76,7 @@ def begin(federation, folder, algorithm=None, privacy=NOISY, **options):
 #: Why a run is not resumed: other records, settings, formats or a damaged ledger.
 RESUMED_OTHERWISE = (
     "records-differ|configuration-changed|wrong-version|ledger-behind|ledger-damaged|"
-    "ledger-of-another-run"
+    "ledger-of-another-run|ledger-missing|run-damaged"
 )
 
 
@@ -130,8 +130,8 @@ def test_resuming_on_changed_data_from_the_command_line(federation, tmp_path, mo
     command = ["dpscaffold", "train", str(tmp_path / "run.toml"), "--out", str(tmp_path / "run")]
     monkeypatch.setattr(sys, "argv", command)
     assert _main(cli) == 0
-    identity = json.loads((tmp_path / "run" / "run.json").read_text())
-    key = bytes.fromhex((tmp_path / "run" / "data.key").read_text())
+    identity = described(tmp_path / "run")
+    key = bytes.fromhex(json.loads((tmp_path / "run" / "secret.json").read_text())["data_key"])
     digest = federation.digest().value.encode()
     assert identity["data"] == hmac.new(key, digest, "sha256").hexdigest()
     assert identity["covers"] == "every record, train and test"
@@ -178,7 +178,7 @@ def test_what_the_digest_of_a_huge_federation_covers(federation, tmp_path, monke
 def test_an_algorithm_with_other_numbers(federation, tmp_path):
     begin(federation, tmp_path / "run")
     refuses_to_resume(
-        "algorithm.direction.mu = 0.1, not 50.0", federation, tmp_path / "run", fedprox(50.0)
+        "algorithm.direction … mu = 0.1, not 50.0", federation, tmp_path / "run", fedprox(50.0)
     )
     refuses_to_resume("algorithm", federation, tmp_path / "run", fedavg())
     go(federation, tmp_path / "run", resume=True)
@@ -237,7 +237,9 @@ def test_another_budget(federation, tmp_path, changed, named):
 
 def test_another_engine(federation, tmp_path):
     begin(federation, tmp_path / "run")
-    refuses_to_resume("engine 'simulator', not 'loop'", federation, tmp_path / "run", engine="loop")
+    refuses_to_resume(
+        "engine = 'simulator', not 'loop'", federation, tmp_path / "run", engine="loop"
+    )
 
 
 @pytest.mark.parametrize("number", [CHECKPOINT_FORMAT + 1, None])
@@ -252,185 +254,126 @@ def test_a_checkpoint_of_another_format(federation, tmp_path, number):
 
 
 def rewritten(lines):
-    """The lines with a chain of their own, as a forger would make it."""
+    """The lines with a chain of their own, as a forger would make it, and the last hash."""
     head, text = START, ""
     for line in lines:
         body = {key: value for key, value in line.items() if key != "chain"}
         head = hashlib.sha256(f"{head}\n{json.dumps(body, sort_keys=True)}".encode()).hexdigest()
         text += json.dumps({**body, "chain": head}, sort_keys=True) + "\n"
-    return text
+    return text, head
 
 
-def shorten(folder, lines):
-    (folder / "ledger.jsonl").write_text(rewritten(lines[:-1]))
-
-
-def replace_users(folder, lines):
+def replace_users(lines):
     lines[2]["users"] = [(user + 1) % 12 for user in lines[2]["users"]]
-    (folder / "ledger.jsonl").write_text(rewritten(lines))
 
 
-def take_out(folder, lines):
-    last = lines.pop()
-    lines[-1]["users"] = last["users"]
-    (folder / "ledger.jsonl").write_text(rewritten(lines))
+def swap_rounds(lines):
+    """Nobody took part less often."""
+    lines[1]["users"], lines[2]["users"] = lines[2]["users"], lines[1]["users"]
 
 
-def empty(folder, lines):
-    (folder / "ledger.jsonl").write_text("")
+def raise_noise(lines):
+    lines[0]["opens"]["run"]["noise"] = 30.0
 
 
-def raise_noise(folder, lines):
-    """The description of the run."""
-    body = json.loads((folder / "ledger.json").read_text())
-    anchor = body.pop("journal")
-    body["run"]["noise"] = 30.0
-    (folder / "ledger.json").write_text(json.dumps({**body, "journal": anchor}))
+def forget_all(lines):
+    lines.clear()
 
 
-def forget_head(folder, lines):
-    """Take out of the summary which journal it belongs to."""
-    body = json.loads((folder / "ledger.json").read_text())
-    body.pop("journal")
-    (folder / "ledger.json").write_text(json.dumps(body))
+def forget_rounds(lines):
+    del lines[3:]
 
 
-def shorten_both(folder, lines):
-    """The journal and its summary alike; the statement, once published, still says otherwise."""
-    shorten(folder, lines)
-    last = json.loads((folder / "ledger.jsonl").read_text().splitlines()[-1])
-    body = json.loads((folder / "ledger.json").read_text())
-    anchor = {"lines": len(lines) - 1, "head": last["chain"]}
-    (folder / "ledger.json").write_text(json.dumps({**body, "journal": anchor}))
+FORGERIES = [forget_rounds, forget_all, replace_users, swap_rounds, raise_noise]
 
 
-def swap_rounds_unstated(folder, lines):
-    """Nobody took part less often and the statement is gone; the summary names the head too."""
-    lines[2]["users"], lines[3]["users"] = lines[3]["users"], lines[2]["users"]
-    (folder / "ledger.jsonl").write_text(rewritten(lines))
-    (folder / "privacy.json").unlink()
-
-
-FORGERIES = [
-    shorten_both,
-    swap_rounds_unstated,
-    shorten,
-    replace_users,
-    take_out,
-    empty,
-    raise_noise,
-    forget_head,
-]
-
-
-@pytest.mark.parametrize("forge", FORGERIES)
-def test_a_forged_or_shortened_ledger(federation, tmp_path, forge):
-    """The head in the statement gives it away, to the privacy command and on resume."""
-    folder = tmp_path / "run"
-    train(federation, Logistic(40, 10), fedprox(0.1), PLAN, NOISY, out=folder)
+def forged(folder, forge, head):
+    """The ledger of a folder, written again as somebody would like it, its head too if asked."""
     lines = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
-    assert rewritten(lines) == (folder / "ledger.jsonl").read_text()
-    forge(folder, lines)
-    with refuses("ledger-damaged|ledger-of-another-run: ledger"):
+    text, last = rewritten(lines)
+    assert (folder / "ledger.jsonl").read_text() == text
+    assert (folder / "ledger.head").read_text() == last and len(last) == 64
+    forge(lines)
+    text, last = rewritten(lines)
+    (folder / "ledger.jsonl").write_text(text)
+    if head:
+        (folder / "ledger.head").write_text(last)
+
+
+@pytest.mark.parametrize("head", [False, True])
+@pytest.mark.parametrize("forge", FORGERIES)
+def test_a_forged_or_shortened_ledger(federation, tmp_path, forge, head):
+    """Its head gives it away, or else the statement in the model's folder: to the privacy command
+    and on resume."""
+    folder = tmp_path / "run"
+    go(federation, folder)
+    forged(folder, forge, head)
+    with refuses("ledger-damaged: ledger"):
         CliRunner().invoke(app, ["privacy", str(folder)], catch_exceptions=False)
     refuses_to_resume("ledger", federation, folder)
 
 
-@pytest.mark.parametrize("forge", [shorten, replace_users, take_out, empty])
+@pytest.mark.parametrize("forge", FORGERIES)
 def test_a_forgery_while_a_run_is_stopped(federation, tmp_path, forge):
-    """Before there is a statement, the checkpoint holds the head."""
+    """Before there is a statement, the checkpoint of round 3 holds the head too."""
     folder = tmp_path / "run"
-    train_until_checkpoint(federation, folder)
-    lines = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
-    assert not (folder / "privacy.json").exists()
-    forge(folder, lines)
+    begin(federation, folder)
+    forged(folder, forge, head=True)
     refuses_to_resume("ledger", federation, folder)
 
 
-def train_until_checkpoint(federation, folder):
-    def stop(row):
-        if row.round == 4:
-            raise Cut
-
-    with pytest.raises(Cut):
-        plan = PLAN.changed(checkpoint_every=1)
-        train(federation, Logistic(40, 10), fedprox(0.1), plan, NOISY, out=folder, on_round=stop)
-    for name, sign in (("config.toml", " = "), ("setting.json", '": ')):
-        text = (folder / name).read_text()
-        (folder / name).write_text(
-            text.replace(f"checkpoint_every{sign}1", f"checkpoint_every{sign}3")
-        )
-    lines = (folder / "ledger.jsonl").read_text().splitlines(keepends=True)
-    (folder / "ledger.jsonl").write_text("".join(lines[:4]))  # round 4 is not in the checkpoint
-    # The head in ledger.json would give it away before the checkpoint is asked.
-    summary = json.loads((folder / "ledger.json").read_text())
-    summary["journal"] = {"lines": 1, "head": json.loads(lines[0])["chain"]}
-    (folder / "ledger.json").write_text(json.dumps(summary))
-
-
 def test_a_journal_cut_back_is_refused_at_every_line(federation, tmp_path):
-    """A run that was killed has no statement, and a checkpoint of round 3; ``ledger.json`` names
-    the last of its 5 rounds."""
-    folder = tmp_path / "run"
-    begin(federation, folder, privacy=NOISY.changed(secret=True))
+    """Or lost, with the checkpoint of round 3 or without: its head names the last of 5 rounds."""
+    folder, secret = tmp_path / "run", NOISY.changed(secret=True)
+    begin(federation, folder, privacy=secret)
     lines = (folder / "ledger.jsonl").read_text().splitlines(keepends=True)
-    assert len(lines) == 6 and not (folder / "privacy.json").exists()
-    for kept in range(1, 6):
+    assert len(lines) == 6 and not (folder / "model").exists()
+    for kept in (0, 1, 2, 3, 4, 5):
         (folder / "ledger.jsonl").write_text("".join(lines[:kept]))
         with refuses("ledger-damaged"):
             CliRunner().invoke(app, ["privacy", str(folder)], catch_exceptions=False)
-        refuses_to_resume(
-            "shortened or changed", federation, folder, privacy=NOISY.changed(secret=True)
-        )
-    (folder / "ledger.jsonl").write_text("".join(lines))
-    said = go(federation, folder, privacy=NOISY.changed(secret=True), resume=True).privacy
-    assert said.rounds == 6 and read_account(folder).ledger.extra == 2
+        refuses_to_resume("ledger", federation, folder, privacy=secret)
+    for name in ("ledger.jsonl", "checkpoint.pt"):
+        (folder / name).unlink()
+        with refuses("ledger-damaged"):
+            CliRunner().invoke(app, ["privacy", str(folder)], catch_exceptions=False)
+        refuses_to_resume("ledger", federation, folder, privacy=secret)
 
 
 def test_a_crash_between_a_line_and_its_head(federation, tmp_path, monkeypatch):
     """The journal is longer by a round that has not run, which is no damage."""
-    folder, real = tmp_path / "run", LedgerSummary.text
+    folder, real = tmp_path / "run", Account.name_head
 
-    def dies(self, head):
-        if head.lines == 5:
+    def dies(self):
+        if len(self.journal) == 5:
             raise Cut
-        return real(self, head)
+        real(self)
 
     with monkeypatch.context() as patch, pytest.raises(Cut):
-        patch.setattr(LedgerSummary, "text", dies)
+        patch.setattr(Account, "name_head", dies)
         go(federation, folder)
-    assert json.loads((folder / "ledger.json").read_text())["journal"]["lines"] == 4
-    assert len((folder / "ledger.jsonl").read_text().splitlines()) == 5
-    answer = CliRunner().invoke(app, ["privacy", str(folder), "--json"])
-    assert read(json.loads(answer.stdout)).rounds == 4
+    lines = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
+    assert (folder / "ledger.head").read_text() == lines[3]["chain"] and len(lines) == 5
+    assert stated(folder).rounds == 4
     assert go(federation, folder, resume=True).ended == "completed"
 
 
 def test_a_running_run_is_compared_by_its_ledger(federation, tmp_path):
     """There is no statement yet, and "not private" would be a lie."""
     begin(federation, tmp_path / "run")
-    assert not (tmp_path / "run" / "privacy.json").exists()
-    answer = CliRunner().invoke(app, ["privacy", str(tmp_path / "run"), "--json"])
     row = read_run(tmp_path / "run").row()
-    assert row["epsilon_server"] == read(json.loads(answer.stdout)).towards("server").epsilon > 0
+    assert row["epsilon_server"] == stated(tmp_path / "run").towards("server").epsilon > 0
 
 
 def test_a_run_killed_before_its_configuration_was_written(federation, tmp_path):
     """What it leaves does not keep the next one out."""
-    for name in ("versions.json", "run.json", ".config.toml.partial"):
+    for name in ("secret.json", ".config.toml.partial"):
         (tmp_path / name).write_text("{}")
     assert train(federation, Logistic(40, 10), fedavg(), PLAN, out=tmp_path).ended == "completed"
 
 
-def test_a_ledger_without_its_description(federation, tmp_path):
-    """Rounds on record and no ledger.json: not a new run."""
-    plan = PLAN.changed(checkpoint_every=6)
-    with pytest.raises(Cut):
-        train(
-            federation, Logistic(40, 10), fedavg(), plan, NOISY, out=tmp_path / "run", on_round=cut
-        )
-    (tmp_path / "run" / "ledger.json").unlink()
-    with refuses("ledger-missing"):
-        train(
-            federation, Logistic(40, 10), fedavg(), plan, NOISY, out=tmp_path / "run", resume=True
-        )
+@pytest.mark.parametrize("text", ["[plan", "rounds = 3", "[run]\nsetting = 3"])
+def test_a_damaged_configuration_is_found_before_a_round_runs(federation, tmp_path, text):
+    begin(federation, tmp_path / "run")
+    (tmp_path / "run" / "config.toml").write_text(text)
+    refuses_to_resume("", federation, tmp_path / "run")

@@ -139,7 +139,7 @@ def test_nothing_that_is_written_tells_the_size_of_a_user(tmp_path, unit):
     if unit == "user":
         assert not found and not kept
     else:
-        assert any("ledger.json" in name for name, _ in found)
+        assert any("ledger.jsonl" in name for name, _ in found)
 
 
 def test_users_chosen_by_their_sizes_where_sizes_are_hidden(tmp_path):

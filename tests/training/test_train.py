@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 import torch
 from refusals import refuses
-from stated import over_draw, spent
+from stated import over_draw, spent, summary_of
 
 from dpscaffold import (
     Gaussian,
@@ -26,7 +24,8 @@ from dpscaffold import (
 from dpscaffold.config import make_run
 from dpscaffold.engines.machine import pick_device
 from dpscaffold.errors import Diverged
-from dpscaffold.runs.ledger import read_ledger
+from dpscaffold.runs.folder import RunFolder
+from dpscaffold.runs.ledger import read_account
 from dpscaffold.training.training import ignore
 
 NOISY = Gaussian(clip=1.0, noise=3.0)
@@ -54,7 +53,7 @@ def plan(**changes):
 
 
 def lines(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return RunFolder(folder).metrics()
 
 
 def test_the_result_holds_what_was_written(federation, tmp_path):
@@ -71,7 +70,7 @@ def test_the_result_holds_what_was_written(federation, tmp_path):
     assert result.ended == "completed" and result.rounds == 9
     assert [row["round"] for row in result.history] == [2, 4, 6, 8, 9]
     assert lines(tmp_path / "run") == result.history
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    summary = summary_of(tmp_path / "run")
     assert summary["final"] == result.final
     assert summary["optimum_test_accuracy"] == result.optimum.test_accuracy
     assert torch.equal(load_model(tmp_path / "run").params, result.params)
@@ -89,13 +88,14 @@ def test_the_result_holds_what_was_written(federation, tmp_path):
     names = {path.name for path in (tmp_path / "run").iterdir()}
     assert {
         "config.toml",
-        "versions.json",
+        "ledger.jsonl",
+        "ledger.head",
+        "metrics.jsonl",
         "checkpoint.pt",
-        "ledger.json",
-        "privacy.json",
-        "privacy.md",
-    } <= names
-    assert not any(name.endswith(".partial") for name in names)
+        "model",
+        "secret.json",
+        ".lock",
+    } == names
 
 
 def test_predictions_of_the_result_have_the_reported_accuracy(federation):
@@ -141,7 +141,7 @@ def test_resuming_equals_never_stopping(federation, tmp_path, engine, algorithm,
     assert lines(tmp_path / "cut") == lines(tmp_path / "whole")
     assert torch.equal(resumed.params, whole.params)
     if privacy:
-        one, two = read_ledger(tmp_path / "whole"), read_ledger(tmp_path / "cut")
+        one, two = read_account(tmp_path / "whole").ledger, read_account(tmp_path / "cut").ledger
         assert one.participations.tolist() == two.participations.tolist()
 
 
@@ -181,7 +181,7 @@ def test_secret_noise_differs_from_run_to_run_and_a_replay_is_counted(federation
     with pytest.raises(RuntimeError):
         go(tmp_path / "cut", cut)
     resumed = go(tmp_path / "cut", resume=True)
-    ledger = read_ledger(tmp_path / "cut")
+    ledger = read_account(tmp_path / "cut").ledger
     assert ledger.extra == 2  # rounds 7 and 8 ran twice
     assert ledger.participations.sum() == (9 + 2) * 3
     assert resumed.privacy.towards("server").epsilon == pytest.approx(
@@ -204,7 +204,7 @@ def test_the_ledger_is_written_before_the_uploads_are_used(federation, tmp_path,
     monkeypatch.setattr(Simulator, "gather", dies)
     with pytest.raises(RuntimeError):
         train(federation, Logistic(40, 10), fedavg(), plan(), NOISY, out=tmp_path / "run")
-    assert read_ledger(tmp_path / "run").rounds == 5
+    assert read_account(tmp_path / "run").ledger.rounds == 5
 
 
 def within(times):
@@ -225,7 +225,7 @@ def test_caps_make_drawn_users_decline_and_keep_the_divisor(federation, tmp_path
         out=tmp_path / "capped",
     )
     free = train(federation, Logistic(40, 10), fedavg(), plan(), NOISY, out=tmp_path / "free")
-    counts, uncapped = (read_ledger(r.folder).participations for r in (capped, free))
+    counts, uncapped = (read_account(r.folder).ledger.participations for r in (capped, free))
     assert counts.max() == 1 and uncapped.max() > 1
     assert ((uncapped > 0) == (counts > 0)).all()
     assert capped.privacy.towards("server").given < free.privacy.towards("server").given
@@ -314,7 +314,7 @@ def test_a_deleted_journal_cannot_reset_what_was_spent(federation, tmp_path):
             on_round=cut,
         )
     (tmp_path / "run" / "ledger.jsonl").unlink()
-    with refuses("ledger-damaged"):
+    with refuses("ledger-missing"):
         train(
             federation, Logistic(40, 10), fedavg(), plan(), NOISY, out=tmp_path / "run", resume=True
         )
@@ -422,7 +422,7 @@ class TestRefusals:
         journal = (run / "ledger.jsonl").read_text().splitlines()
         (run / "ledger.jsonl").write_text("\n".join(journal[:4]) + "\n")
         with refuses("ledger-damaged"):
-            read_ledger(run)
+            read_account(run)
 
     @pytest.mark.parametrize(
         "bad",

@@ -3,13 +3,12 @@ it is followed."""
 
 from __future__ import annotations
 
-import json
 import shlex
 from pathlib import Path
 
 import numpy as np
 import pytest
-from stated import written
+from stated import summary_of, written
 from typed import HOSPITALS, done_here
 
 from dpscaffold import Federation, Gaussian, Logistic, Plan, fedavg, synthetic
@@ -60,15 +59,15 @@ def trained(*words: str) -> list[str]:
 def test_the_advice_works_when_it_is_followed(hospitals: Path) -> None:
     """Each --set that the console gives is taken, until the model is good: the noise falls."""
     lines = trained("--out", "runs/first")
-    first = json.loads(Path("runs/first/summary.json").read_text())["final"]["test_auc"]
+    first = summary_of(Path("runs/first"))["final"]["test_auc"]
     assert len(lines) == 6 and "lille: 10 records, 24 times" in lines[2] and "same ε" in lines[2]
     advice = shlex.split(lines[2].partition("same ε: ")[2])
     assert "plan.weighting=records" in advice
     again = trained("--out", "runs/again", *advice)
-    second = json.loads(Path("runs/again/summary.json").read_text())["final"]["test_auc"]
+    second = summary_of(Path("runs/again"))["final"]["test_auc"]
     assert second > first + 0.05 and second > 0.8
     assert 5 <= len(again) <= 6 and 'quality  better than always answering "nein"' in again[1]
-    stored = (hospitals / "runs" / "first" / "summary.json").read_text()
+    stored = str(summary_of(hospitals / "runs" / "first"))
     assert "lille" not in stored and "verdict" in stored
 
 
@@ -95,7 +94,7 @@ def test_the_last_lines_say_what_people_ask(hospitals: Path) -> None:
     assert lines[0].startswith("h: 5 rounds of SCAFFOLD, 9 sites, ")
     for metric in ("accuracy", "log-loss", "balanced accuracy", "AUC", "F1"):
         assert f"{metric} 0." in lines[1]
-    assert "not private" in lines[-3] and "runs/h/privacy.md" in lines[-2]
+    assert "not private" in lines[-3] and "dpscaffold privacy runs/h" in lines[-2]
     assert "dpscaffold evaluate runs/h" in lines[-1]
 
 

@@ -34,7 +34,7 @@ from dpscaffold.federation import Federation, Records
 from dpscaffold.privacy import SERVER, Mechanism, epsilon
 from dpscaffold.privacy.numbers import digits_up, round_up
 from dpscaffold.randomness.streams import Randomness
-from dpscaffold.runs.account import PrivacyAccount
+from dpscaffold.runs.account import AnyAccount, account_of
 from dpscaffold.runs.folder import RunFolder
 from dpscaffold.tasks import Batch
 from dpscaffold.tasks.clipping import row_squares
@@ -263,7 +263,7 @@ class OneRunRequest:
     def check(self) -> None:
         """Refuse, before anything is played or written, what could not be run or reserved."""
         refuse_unfit(self.federation)
-        PrivacyAccount(self.setting).check_room()
+        account_of(self.setting).check_room()
         RunFolder(self.out).check_free()
 
 
@@ -290,7 +290,7 @@ def play_one_run(asked: OneRunRequest, confidence: float, seconds: float) -> One
     )
 
 
-def _rounds(account: PrivacyAccount, engine: _Scored, seconds: float) -> int:
+def _rounds(account: AnyAccount, engine: _Scored, seconds: float) -> int:
     """Play the rounds, each in the ledger before it runs; returns how many there were."""
     started, done = time.monotonic(), 0
     setting, drawing = account.setting, partial(account.draw, engine.randomness[0])
@@ -305,7 +305,6 @@ def _spent(setting: Run, start: Begun) -> RealRunCost:
     """Write the run's statement, and say what is in it."""
     assert start.folder is not None
     said = start.account.statement()
-    start.account.write_statement(start.folder, said)
     file = setting.limits.budget_file
     assert said.epsilon is not None and said.delta is not None
     return RealRunCost(

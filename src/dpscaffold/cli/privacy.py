@@ -77,6 +77,10 @@ def privacy_command(
     epsilon: Annotated[
         float | None, typer.Option(help="Find the noise for this ε, or open a budget file.")
     ] = None,
+    already_spent: Annotated[
+        tuple[float, float] | None,
+        typer.Option(metavar="EPSILON DELTA", help="What a new budget file counts as spent."),
+    ] = None,
     guess: Annotated[
         float | None, typer.Option(help="Find the noise for guesses right so often, in %.")
     ] = None,
@@ -111,8 +115,12 @@ def privacy_command(
         others: dict[str, object] = {"--guess": guess, "--colluders": colluders}
         others |= {"--solve": solve, "--against": against}
         refuse_given(others, f"and {sources[0]} is a budget file; leave it out")
-        _show_budget(_budget(sources[0], epsilon, delta), as_json)
+        _show_budget(_budget(sources[0], epsilon, delta, already_spent), as_json)
         return
+    refuse_given(
+        {"--already-spent": already_spent},
+        "which is about a new budget file; name one (FILE.jsonl), with its --epsilon and --delta",
+    )
     if len(sources) == 1 and is_model(sources[0]):
         given: dict[str, object] = {"--delta": delta, "--colluders": colluders}
         given |= {"--epsilon": epsilon, "--guess": guess}
@@ -272,7 +280,12 @@ def _show_solved(
     _show(said, as_json=False, title=subjects[0].name)
 
 
-def _budget(path: Path, epsilon: float | None, delta: float | None) -> BudgetFileContents:
+def _budget(
+    path: Path,
+    epsilon: float | None,
+    delta: float | None,
+    already: tuple[float, float] | None,
+) -> BudgetFileContents:
     """The contents of a budget file, which is made where its ε and δ are given."""
     if (epsilon is None) != (delta is None):
         one, other = ("--epsilon", "--delta") if delta is None else ("--delta", "--epsilon")
@@ -280,8 +293,14 @@ def _budget(path: Path, epsilon: float | None, delta: float | None) -> BudgetFil
             "missing-argument",
             f"{one} is given without {other}; give both to open a new budget file",
         )
+    if epsilon is None:
+        refuse_given(
+            {"--already-spent": already},
+            "and what an open budget file counts is never changed; give --epsilon and --delta of "
+            "a new one",
+        )
     if epsilon is not None and delta is not None:
-        BudgetFile.open(path, epsilon, delta)
+        BudgetFile.open(path, epsilon, delta, already or (0.0, 0.0))
     return BudgetFile(path).read()
 
 

@@ -14,6 +14,7 @@ from dpscaffold.cli.example import DEMO
 from dpscaffold.cli.usage import interrupted
 from dpscaffold.engines.launcher import launched_rank, launched_ranks, restarted
 from dpscaffold.errors import BadInput, nearest
+from dpscaffold.runs.earlier import refuse_old
 
 if TYPE_CHECKING:
     from dpscaffold.config import Configuration
@@ -218,7 +219,7 @@ def requested(config: Path | None, out: Path | None, resume: bool) -> TrainReque
         config, folder = config / "config.toml", config
     elif resume and not config.suffix and not config.exists():
         raise BadInput("not-a-run", f"{config} holds no run to continue; name a run folder")
-    elif resume and (config.parent / "run.json").exists():
+    elif resume and config.name == "config.toml":
         folder = config.parent
     else:
         folder = Path("runs") / config.stem
@@ -226,6 +227,7 @@ def requested(config: Path | None, out: Path | None, resume: bool) -> TrainReque
 
 
 def _check_run_folder(folder: Path, resume: bool) -> None:
+    refuse_old(folder)
     if not (folder / "config.toml").exists():
         raise BadInput(
             "not-a-run", f"{folder} is a folder without a run; name a configuration (TOML)"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -25,19 +24,18 @@ def load(
     """Read a TOML file (or start from ``base``), apply ``key=value`` overrides, and check
     everything."""
     tables = dict(base or {}) if path is None else read_tables(path)
+    place = home(Path(path), tables) if path is not None else None
     for item in overrides:
         tables = override(tables, item)
-    return parse(tables, home(Path(path)) if path is not None else None)
+    begun = "setting" in tables.get("run", {})  # of a run folder: what run it is, no key of a plan
+    return parse({name: tables[name] for name in tables if name != "run" or not begun}, place)
 
 
-def home(path: Path) -> Path:
+def home(path: Path, tables: Mapping[str, Any]) -> Path:
     """Where files of a user's own are looked for: next to the configuration, which of a run
     folder's is the one that the run began with."""
-    begun = path.parent / "run.json"
-    try:
-        home = json.loads(begun.read_text(encoding="utf-8")).get("home")
-    except (OSError, ValueError, AttributeError):
-        return path.parent
+    said = tables.get("run")
+    home = said.get("home") if isinstance(said, Mapping) else None
     return Path(home) if isinstance(home, str) else path.parent
 
 

@@ -21,13 +21,13 @@ from dpscaffold.models.storage import (
     PRIVACY,
     RANGED,
     WEIGHTS,
-    WITHIN,
     as_json,
     digest_of,
 )
 from dpscaffold.models.trained import Origin
 from dpscaffold.privacy.page import Statement
-from dpscaffold.runs.further import refuse_further
+from dpscaffold.runs.earlier import refuse_old
+from dpscaffold.runs.ledger import WITHIN
 from dpscaffold.tasks import Task
 from dpscaffold.tasks.stored import task_of
 
@@ -85,7 +85,9 @@ def find_model(folder: Path) -> Path:
     """The folder that holds the model: the one named, or the one inside a run folder."""
     for place in (folder, folder / WITHIN):
         if (place / INDEX).is_file():
-            refuse_further(place)
+            refuse_old(place)
+            if place.name == WITHIN:
+                refuse_old(place.parent)
             return place
     if (folder / "config.toml").exists():
         raise BadInput(

@@ -37,8 +37,6 @@ from dpscaffold.tasks.stored import constants_of, task_entry
 #: of a number with a range has the second one: without the range its scores have another scale.
 FORMAT, RANGED = 1, 2
 INDEX, WEIGHTS, PRIVACY, PAGE = "model.json", "model.safetensors", "privacy.json", "privacy.md"
-#: Where a run folder keeps its model.
-WITHIN = "model"
 
 
 def save_model(model: TrainedParameters, folder: Path) -> Path:

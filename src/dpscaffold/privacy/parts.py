@@ -296,8 +296,8 @@ def allowed_in_parts(parts: Sequence[Part], place: int, users: Sequence[int]) ->
     (True, [3])
     """
     now = parts[place].charged()
-    if now.user_budget is None:
-        return list(users)
+    if now.user_budget is None or len(parts) == 1:
+        return now.allowed(users)
     elsewhere = spent_by_users([part for k, part in enumerate(parts) if k != place])
     return [user for user in users if elsewhere[user] + now.of(user, more=1) <= now.user_budget]
 

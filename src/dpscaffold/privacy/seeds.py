@@ -9,7 +9,7 @@ left out        a new seed from the operating        seed 0 draws everything, as
 ==============  ===================================  ====================================
 
 The first weights of a network come from the seed that was given, or from seed 0. A seed of the
-operating system is kept in the run folder (``seed.json``), so that the run can be resumed, and is
+operating system is kept in the run folder (``secret.json``), so that the run can be resumed, and is
 in nothing that is published. A seed of which nothing is known counts as shared with every other.
 """
 
@@ -29,8 +29,8 @@ from dpscaffold.errors import BadInput
 Origin = Literal["given", "default", "system", "sites", "unknown"]
 #: Where two seeds are the same only if one is a copy of the other.
 FRESH = ("system", "sites")
-#: The file of a run folder that keeps the run's seed.
-SEED = "seed.json"
+#: The file of a run folder that keeps the run's seed, for its owner alone.
+SECRET = "secret.json"
 #: The seed of runs that were given none and whose noise is not secret.
 DEFAULT = 0
 

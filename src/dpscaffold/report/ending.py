@@ -52,7 +52,9 @@ def ending(result: Result, folder: Path) -> list[str]:
     if result.joining is not None:
         lines.append(f"joining  {result.joining.sentence}")
     lines.append(f"privacy  {line(result.privacy)}")
-    lines.append(f"outside  {', '.join(outside_names(result.privacy))}; see {folder}/privacy.md")
+    lines.append(
+        f"outside  {', '.join(outside_names(result.privacy))}; see dpscaffold privacy {folder}"
+    )
     lines.append(f"next     dpscaffold evaluate {folder}, privacy {folder} or report {folder}")
     return lines
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dpscaffold.config.reading import read_tables
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.numbers import digits_up, round_up
 from dpscaffold.privacy.page import Statement
@@ -96,10 +95,9 @@ def tell(path: Path, with_metrics: bool = False) -> StoredRun:
     if re.fullmatch(r"seed-\d+", path.name):
         run = replace(run, folder=path.absolute().parent)
     index = folder.read_json("model/model.json") or {}
-    read_tables(folder.file("config.toml"))  # a damaged one is refused, not printed
-    text = folder.file("config.toml").read_text(encoding="utf-8")
-    versions = folder.read_json("versions.json") or {}
-    engine = (folder.read_json("run.json") or {}).get("engine")
+    described = folder.described
+    text = folder.file("config.toml").read_text(encoding="utf-8").partition("\n[run]")[0]
+    versions, engine = described.get("versions", {}), described.get("engine")
     return StoredRun(run, text, versions, engine, index, with_metrics)
 
 

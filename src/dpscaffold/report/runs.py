@@ -18,7 +18,6 @@ from dpscaffold.report.drawing import new_figure, save_figure
 from dpscaffold.report.fitting import legible
 from dpscaffold.runs.folder import RunFolder
 from dpscaffold.runs.history import HistoryRow
-from dpscaffold.runs.ledger import SUMMARY, read_account
 from dpscaffold.runs.summary import Summary
 from dpscaffold.tasks.metrics import titled
 from dpscaffold.training.progress import duration
@@ -121,10 +120,7 @@ def read_run(path: Path) -> RunRecord:
     history = folder.metrics()
     if not history:
         raise BadInput("no-history", _why_no_history(folder))
-    privacy = folder.statement()
-    if privacy is None and folder.file(SUMMARY).exists():  # a private run that has not ended
-        privacy = read_account(folder.path).statement()
-    return RunRecord(path, folder.summary(), history, privacy)
+    return RunRecord(path, folder.summary(), history, folder.statement())
 
 
 def _why_no_history(folder: RunFolder) -> str:

@@ -1,21 +1,20 @@
 """A privacy budget that several runs over the same records share, in a file.
 
-The file is a ledger in the format of a site's (:mod:`~dpscaffold.deployment.site.ledger`), a
-chained :class:`~dpscaffold.runs.journal.Journal`, and can be read as one. Its lines are these
-events:
+The file is a chained :class:`~dpscaffold.runs.journal.Journal`. Its lines are these events:
 
 =============== ==================================================================================
 event           what it says
 =============== ==================================================================================
-``site``        the first line: whose ledger this is, and the ε and δ that it ``allows`` in all
-``grant``       what a ``run`` may spend: ε, δ and for how many rounds, and on what ``account``
+``open``        the first line: the ε and δ in all, and what was ``already`` spent on the records
+``grant``       what a ``run`` may spend: ε, δ and for how many rounds
 ``participate`` one ``round`` of a run, before its uploads are used; ``again`` with fresh noise
 =============== ==================================================================================
 
 A grant is reserved before a run begins and never given back: whether a run was stopped may depend
-on what it showed. Rounds that a crash makes a run release again need a further grant, named after
-the run. All grants add, ε and δ: this holds for mechanisms chosen after seeing what the earlier
-ones showed, each with parameters fixed before it runs (Rogers, Roth, Ullman, Vadhan 2016).
+on what it showed. More rounds, and rounds that a crash makes a run release again, need a further
+grant, named after the run. All grants add, ε and δ: this holds for mechanisms chosen after seeing
+what the earlier ones showed, each with parameters fixed before it runs (Rogers, Roth, Ullman,
+Vadhan 2016).
 
 Every reservation takes a lock, reads the file, checks it and is on the disk when it returns, so
 runs in several processes can share one file.
@@ -37,10 +36,8 @@ from dpscaffold.errors import BadInput
 from dpscaffold.privacy.numbers import round_up
 from dpscaffold.runs.journal import Anchor, Journal
 
-#: The name of a budget file where a site's ledger has the site's.
-NAME = "budget file"
-#: How the first line of one begins.
-FIRST = b'{"allows": {'
+#: How the first line begins.
+FIRST = b'{"already": ['
 
 
 @dataclass(frozen=True)
@@ -60,34 +57,6 @@ class BudgetGrant:
     plan: str = ""
     noise_seed: int | None = None
 
-    def to_line(self) -> dict[str, Any]:
-        """As a line of the ledger."""
-        account = {name: getattr(self, name) for name in ACCOUNT}
-        granted = {"participations": self.rounds, "epsilon": self.epsilon, "delta": self.delta}
-        return {
-            "event": "grant",
-            "run": self.run,
-            "plan": self.plan,
-            "account": account,
-            "grant": granted,
-        }
-
-    @classmethod
-    def from_line(cls, line: Mapping[str, Any]) -> BudgetGrant:
-        """The inverse of :meth:`to_line`."""
-        granted = line["grant"]
-        return cls(
-            run=line["run"],
-            epsilon=float(granted["epsilon"]),
-            delta=float(granted["delta"]),
-            rounds=int(granted["participations"]),
-            plan=line["plan"],
-            **{name: line["account"][name] for name in ACCOUNT},
-        )
-
-
-ACCOUNT = ("unit", "neighbours", "noise_seed")
-
 
 @dataclass(frozen=True)
 class BudgetRound:
@@ -98,21 +67,29 @@ class BudgetRound:
     again: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass
 class BudgetFileContents:
-    """What a budget file says: ε and δ in all, the grants in order, each run's rounds."""
+    """What a budget file says: ε and δ in all, what was spent before it was opened, the grants in
+    order, each run's rounds, and how the file stands."""
 
     epsilon: float
     delta: float
-    grants: Mapping[str, BudgetGrant]
-    participations: Mapping[str, int]
+    already: tuple[float, float]
+    grants: dict[str, BudgetGrant]
+    participations: dict[str, int]
     anchor: Anchor
 
     @property
     def spent(self) -> tuple[float, float]:
-        """(Σε, Σδ) over all grants."""
-        grants = self.grants.values()
-        return math.fsum(g.epsilon for g in grants), math.fsum(g.delta for g in grants)
+        """(Σε, Σδ) over all grants, and what was spent before."""
+        return self._with()
+
+    def _with(self, *more: BudgetGrant) -> tuple[float, float]:
+        grants, (epsilon, delta) = [*self.grants.values(), *more], self.already
+        return (
+            math.fsum([epsilon, *(grant.epsilon for grant in grants)]),
+            math.fsum([delta, *(grant.delta for grant in grants)]),
+        )
 
     @property
     def left(self) -> tuple[float, float]:
@@ -122,28 +99,29 @@ class BudgetFileContents:
 
     def fits(self, grant: BudgetGrant) -> bool:
         """Whether this grant stays within the total."""
-        grants = [*self.grants.values(), grant]
-        return (
-            math.fsum(g.epsilon for g in grants) <= self.epsilon
-            and math.fsum(g.delta for g in grants) <= self.delta
-        )
+        epsilon, delta = self._with(grant)
+        return epsilon <= self.epsilon and delta <= self.delta
 
     def of(self, run: str) -> list[BudgetGrant]:
         """The grants of one run: its plan's, and one for each further need."""
-        return [g for name, g in self.grants.items() if name == run or name.startswith(f"{run}+")]
+        return [g for name, g in self.grants.items() if name.partition("+")[0] == run]
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values, with what is spent and left."""
-        (epsilon, delta), (epsilon_left, delta_left) = self.spent, self.left
+        spent, left = (
+            dict(zip(("epsilon", "delta"), v, strict=True)) for v in (self.spent, self.left)
+        )
+        runs = [
+            {**asdict(grant), "participations": self.participations.get(run, 0)}
+            for run, grant in self.grants.items()
+        ]
         return {
             "epsilon": self.epsilon,
             "delta": self.delta,
-            "spent": {"epsilon": epsilon, "delta": delta},
-            "left": {"epsilon": epsilon_left, "delta": delta_left},
-            "runs": [
-                {**asdict(grant), "participations": self.participations.get(run, 0)}
-                for run, grant in self.grants.items()
-            ],
+            "already": self.already,
+            "spent": spent,
+            "left": left,
+            "runs": runs,
             "journal": asdict(self.anchor),
         }
 
@@ -166,28 +144,37 @@ class BudgetFile:
         self._journal: Journal | None = None
 
     @classmethod
-    def open(cls, path: Path | str, epsilon: float, delta: float) -> BudgetFile:
-        """A new budget file, with so much in all."""
-        if not (math.isfinite(epsilon) and epsilon > 0):
-            raise BadInput("out-of-range", f"epsilon is {epsilon}; give a finite number above 0")
-        if not 0.0 < delta < 1.0:
-            raise BadInput(
-                "out-of-range", f"delta is {delta}; it must lie strictly between 0 and 1"
-            )
+    def open(
+        cls,
+        path: Path | str,
+        epsilon: float,
+        delta: float,
+        already: tuple[float, float] = (0.0, 0.0),
+    ) -> BudgetFile:
+        """A new budget file, with so much in all, of which ``already`` (ε, δ) was spent: by other
+        software, or as another budget file tells."""
+        for name, value in (("epsilon", epsilon), ("already spent epsilon", already[0] or 1.0)):
+            if not (math.isfinite(value) and value > 0):
+                raise BadInput("out-of-range", f"{name} is {value}; give a finite number above 0")
+        for name, value in (("delta", delta), ("already spent delta", already[1] or delta)):
+            if not 0.0 < value < 1.0:
+                raise BadInput(
+                    "out-of-range", f"{name} is {value}; it must lie strictly between 0 and 1"
+                )
         allowance = cls(path)
         if not allowance.path.parent.is_dir():
             raise BadInput(
                 "folder-not-found",
                 f"{path} cannot be made: its folder does not exist; make it first",
             )
-        exists = f"{path} exists; what may be spent in all is never changed, name another file"
-        if allowance._is_open():
-            raise BadInput("file-exists", exists)
         with allowance._locked(new=True):
-            if allowance._is_open():  # made by another process since
-                raise BadInput("file-exists", exists)
-            allows = {"epsilon": epsilon, "delta": delta}
-            allowance._append({"event": "site", "site": NAME, "allows": allows})
+            if allowance._is_open():
+                raise BadInput(
+                    "file-exists",
+                    f"{path} exists; what may be spent in all is never changed, name another file",
+                )
+            total = {"epsilon": epsilon, "delta": delta}
+            allowance._append({"event": "open", **total, "already": already})
         return allowance
 
     def _is_open(self) -> bool:
@@ -207,7 +194,7 @@ class BudgetFile:
         with self._locked():
             contents = self._contents()
             self._check(contents, grant)
-            self._append(grant.to_line())
+            self._append({"event": "grant", **asdict(grant)})
 
     def participate(self, participation: BudgetRound, after: int) -> None:
         """Enter one round of a granted run, before its uploads are used.
@@ -295,31 +282,36 @@ class BudgetFile:
 
     def _contents(self) -> BudgetFileContents:
         journal = self._current()
-        grants: dict[str, BudgetGrant] = {}
-        participations: dict[str, int] = {}
-        total: tuple[float, float] | None = None
-        for place, line in enumerate(journal.lines(), start=1):
-            try:
-                event = line["event"]
-                if (event == "site") != (place == 1):
-                    raise ValueError(f"{event!r} is out of place")
-                if event == "site":
-                    total = float(line["allows"]["epsilon"]), float(line["allows"]["delta"])
-                elif event == "grant":
-                    grants[line["run"]] = BudgetGrant.from_line(line)
-                elif event == "participate":
-                    run = str(line["run"])
-                    participations[run] = participations.get(run, 0) + 1
-                else:
-                    raise ValueError(f"{event!r} is unknown")
-            except (KeyError, TypeError, ValueError) as error:
-                raise BadInput(
-                    "budget-file-damaged",
-                    f"{self.path} is no budget file: line {place} is not what it should be "
-                    f"({error}); restore it",
-                ) from error
-        if total is None:
+        lines = journal.lines()
+        first = next(lines, {})
+        if first.get("site") == "budget file":
             raise BadInput(
-                "budget-file-damaged", f"{self.path} does not say how much may be spent; restore it"
+                "wrong-version",
+                f"{self.path} was written by dpscaffold 0.2, and this version does not read it; "
+                f"open a new one with what it shows as spent: dpscaffold privacy NEW.jsonl "
+                f"--epsilon E --delta D --already-spent EPSILON DELTA",
             )
-        return BudgetFileContents(*total, grants, participations, journal.anchor)
+        try:
+            total, already = (first["epsilon"], first["delta"]), tuple(first["already"])
+            found = BudgetFileContents(*total, already, {}, {}, journal.anchor)
+            for line in lines:
+                _take(found, line)
+        except (KeyError, TypeError, ValueError) as error:
+            raise BadInput(
+                "budget-file-damaged",
+                f"{self.path} is no budget file: a line of it is not what it should be ({error}); "
+                f"restore it",
+            ) from error
+        return found
+
+
+def _take(found: BudgetFileContents, line: dict[str, Any]) -> None:
+    """Count what a line says."""
+    del line["time"]
+    event, run = line.pop("event"), str(line["run"])
+    if event == "grant":
+        found.grants[run] = BudgetGrant(**line)
+    elif event == "participate":
+        found.participations[run] = found.participations.get(run, 0) + 1
+    else:
+        raise ValueError(f"{event!r} is unknown")

@@ -1,8 +1,8 @@
-"""What a run folder keeps of the run that it continues: its ledger, and who its users were.
+"""What came before a run: the run that it continues, and folders that older versions wrote.
 
 A deployed run can go on as another one, with more sites. Its rounds are released, so the statement
-of the one that goes on counts them too. The folder ``earlier`` holds a copy of what that needs, so
-that no other folder does; the first line of the new journal names it, so it cannot be left out. If
+of the one that goes on counts them too. The folder ``earlier`` holds a copy of its ledger, so that
+no other folder is needed; the first line of the new journal names it, so it cannot be left out. If
 the earlier run continued one itself, its own ``earlier`` is inside.
 """
 
@@ -21,8 +21,13 @@ from dpscaffold.runs.journal import Journal, digest
 EARLIER, PEOPLE = "earlier", "people.json"
 #: Stands in the folder of a run that goes on as another one.
 CONTINUED = "continued.json"
-#: What a statement is made of, besides the journal.
-FILES = ("ledger.jsonl", "ledger.json", "preprocessing.json", "config.toml")
+#: What a run's account is made of.
+FILES = ("ledger.jsonl", "ledger.head")
+#: Files that only versions before 0.3 wrote into a run's or a model's folder.
+OLD = (
+    *("versions.json", "ledger.json", "setting.json"),
+    *("noised.jsonl", "personal-privacy.json", "joining.json"),
+)
 
 
 @dataclass(frozen=True)
@@ -37,7 +42,7 @@ class People:
 
 
 def keep_earlier(folder: Path, old: Path, people: People) -> None:
-    """Copy what a statement needs of the run in ``old``; an earlier copy is replaced whole."""
+    """Copy the ledger of the run in ``old``; an earlier copy is replaced whole."""
     draft = draft_of(folder / EARLIER)
     for name in FILES:
         shutil.copyfile(old / name, draft / name)
@@ -64,3 +69,21 @@ def mark_of_earlier(folder: Path) -> str | None:
     anchor, people = Journal(folder / EARLIER / FILES[0]).anchor, read_people(folder)
     inner = mark_of_earlier(folder / EARLIER)
     return digest({"journal": asdict(anchor), "people": asdict(people), "earlier": inner})
+
+
+def refuse_old(folder: Path) -> None:
+    """Refuse the folder of a run or of a model that an older version wrote: it may have spent what
+    this version does not see."""
+    if not any((folder / name).exists() for name in OLD):
+        return
+    try:
+        said = json.loads((folder / OLD[0]).read_text(encoding="utf-8"))
+        version = f"dpscaffold {said['dpscaffold']}"
+    except (OSError, ValueError, KeyError, TypeError):
+        version = "a version of dpscaffold before 0.3"
+    raise BadInput(
+        "wrong-version",
+        f"{folder} was written by {version}, whose files this version does not read; read it with "
+        f"that version, and enter what it spent into a new budget file with --already-spent "
+        f"EPSILON DELTA",
+    )

@@ -1,25 +1,18 @@
 """A run on disk: complete or resumable at every moment, whatever kills the process.
 
-===================  ==========================================================================
-file                 holds
-===================  ==========================================================================
-versions.json        the software and device that made it
-run.json             the identity of its data and its engine: what a configuration does not tell
-data.key             the key of that identity (:mod:`~dpscaffold.runs.data_key`)
-seed.json            the seed of a private run, for its owner alone
-config.toml          the configuration as resolved; a folder that has it holds a run
-ledger.jsonl         who took part; a line is written before a round's uploads are used
-grant.json           the run's name in its budget file, if it has one
-ledger.json          what the ledger is about, and a summary of it
-preprocessing.json   what preparing the data spent or left unprotected
-metrics.jsonl        one object per evaluated round
-checkpoint.pt        the state after some round (:mod:`~dpscaffold.runs.checkpoint`)
-model/               the model, once the run has ended (:mod:`~dpscaffold.models.loading`)
-summary.json         final metrics, timing and how the run ended
-privacy.json / .md   the privacy statement
-run.log              warnings, where there were any (:mod:`~dpscaffold.runs.log`)
-.lock                held by the process at work; says which
-===================  ==========================================================================
+===============  ===========================================================================
+file             holds
+===============  ===========================================================================
+config.toml      the configuration as resolved, and under ``[run]`` what else makes this run
+                 this run; a folder that has it holds a run
+ledger.jsonl     who took part, and what each round spent; written before uploads are used
+ledger.head      the hash of the ledger's last line
+metrics.jsonl    one object per evaluated round, and in the last line how the run ended
+checkpoint.pt    the state after some round (:mod:`~dpscaffold.runs.checkpoint`)
+model/           the model and its privacy statement, once the run has ended
+secret.json      the seed and the key of the data's identity, for the owner alone
+.lock            held by the process at work; says which
+===============  ===========================================================================
 """
 
 from __future__ import annotations
@@ -27,50 +20,53 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import tomllib
 import zipfile
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from dpscaffold.atomic import (
-    atomic_file,
-    binary_file,
-    hold,
-    sync_file,
-    write_private,
-    write_text,
-    write_texts,
-)
-from dpscaffold.config.plan import Plan
+from dpscaffold.atomic import atomic_file, binary_file, hold, sync_file, write_text
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.page import Statement
-from dpscaffold.privacy.seeds import SEED, Seed
+from dpscaffold.privacy.seeds import SECRET
 from dpscaffold.runs.checkpoint import Checkpoint
-from dpscaffold.runs.data_key import KEY, read_key, write_key
-from dpscaffold.runs.further import refuse_further
+from dpscaffold.runs.earlier import refuse_old
 from dpscaffold.runs.history import HistoryRow
+from dpscaffold.runs.ledger import HEAD, JOURNAL, WITHIN, read_account, read_statement
+from dpscaffold.runs.secret import Secret, read_secret
 from dpscaffold.runs.summary import Summary
-from dpscaffold.runs.written import plain, versions
+from dpscaffold.runs.written import plain, to_toml, versions
 
+CONFIG, METRICS, CHECKPOINT = "config.toml", "metrics.jsonl", "checkpoint.pt"
 #: What a run that was killed before it had a configuration may leave behind.
-BEGUN = ("versions.json", "run.json", "setting.json", KEY, SEED, ".lock")
+BEGUN = (SECRET, ".lock")
 
 
 @dataclass(frozen=True)
 class Identity:
     """What makes a run this run next to its configuration: on what it really runs.
 
-    ``data`` is the keyed digest of its records and ``covers`` what that digest looked at.
-    ``home`` is the folder of its configuration, where that names files of a user's own.
+    Attributes:
+        setting: The run in plain values: its algorithm with all numbers, its plan and its limits.
+        engine: What takes its rounds.
+        data: The keyed digest of its records.
+        covers: What that digest looked at.
+        home: The folder of its configuration, where that names files of a user's own.
     """
 
+    setting: Mapping[str, Any]
+    engine: str
     data: str
     covers: str
-    engine: str
     home: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As TOML gives it back."""
+        return as_toml(plain(vars(self)))
 
 
 class RunFolder:
@@ -90,8 +86,9 @@ class RunFolder:
 
     @property
     def holds_run(self) -> bool:
-        """Whether a run has begun here."""
-        return self.file("config.toml").exists()
+        """Whether a run has begun here; one of an older version is refused."""
+        refuse_old(self.path)
+        return self.file(CONFIG).exists()
 
     def check_free(self) -> None:
         """Refuse a folder that holds a run or anything else."""
@@ -105,47 +102,16 @@ class RunFolder:
                 f"empty folder",
             )
 
-    def begin(
-        self,
-        config: str,
-        identity: Identity,
-        setting: Mapping[str, Any],
-        key: bytes | None = None,
-        seed: Seed | None = None,
-    ) -> None:
-        """Claim the folder for a new run; refuses one that holds another run or anything else.
-
-        ``key`` is that of the data's identity, None where the identity has none. ``seed`` is kept
-        for its owner alone; a run without privacy has none to keep.
-        """
+    def begin(self, config: str, identity: Identity, secret: Secret | None = None) -> None:
+        """Claim the folder for a new run; refuses one that holds another run or anything else."""
         self.check_free()
         self.path.mkdir(parents=True, exist_ok=True)
-        made_by = json.dumps(versions(), indent=2) + "\n"  # starts a process: before the lock
+        text = _run_text(config, identity)  # starts a process: before the lock
         self.lock()
         self._refuse_a_run()  # begun by another process since
-        if key is not None:
-            self.file(KEY).unlink(missing_ok=True)  # of a run that was killed before it began
-            write_key(self.file(KEY), key)
-        if seed is not None:
-            write_private(self.file(SEED), json.dumps(seed.to_json()) + "\n")
-        texts = {
-            "versions.json": made_by,
-            "run.json": json.dumps(asdict(identity), indent=2) + "\n",
-            "setting.json": json.dumps(setting, indent=2) + "\n",
-            "config.toml": config,  # last: with it the run has begun
-        }
-        write_texts(self.path, texts)
-
-    def kept_seed(self) -> Seed:
-        """The seed that the run in this folder draws from; without it the run cannot go on."""
-        saved = self.read_json(SEED)
-        if saved is None:
-            raise BadInput(
-                "seed-missing",
-                f"{self.path} holds a private run without the seed that it draws from ({SEED}), so "
-                f"it cannot be resumed; restore the file, or start a new run elsewhere",
-            )
-        return Seed.from_json(saved, str(self.file(SEED)))
+        if secret is not None:
+            secret.write(self.path)
+        self.write_text(CONFIG, text)  # last: with it the run has begun
 
     def _refuse_a_run(self) -> None:
         if self.holds_run:
@@ -185,113 +151,83 @@ class RunFolder:
             os.close(self._lock)
             self._lock = None
 
-    def check_same(self, config: Mapping[str, Any], longer: bool = False) -> None:
-        """Refuse to resume under another configuration, naming the first difference; a ``longer``
-        plan may have more rounds, and is then no plan of a public surrogate any more."""
-        import tomllib
+    # --- what run this is
 
+    def tables(self) -> dict[str, Any]:
+        """The configuration, with the table ``run``."""
+        path = self.file(CONFIG)
         try:
-            saved = tomllib.loads(self.file("config.toml").read_text(encoding="utf-8"))
-        except ValueError as error:
+            found = tomllib.loads(path.read_text(encoding="utf-8"))
+            dict(found.get("run", {}).get("setting", {}).get("plan", {}))
+        except (ValueError, TypeError, AttributeError) as error:
             raise BadInput(
-                "run-damaged",
-                f"{self.file('config.toml')} is damaged ({error}); restore it or start a new run",
+                "run-damaged", f"{path} is damaged ({error}); restore it or start a new run"
             ) from error
-        if longer:
-            saved, config = _without_rounds(saved), _without_rounds(config)
-        self._refuse_difference(saved, config)
+        return found
 
     @property
-    def rate(self) -> float | None:
-        """η₀ of the run in this folder; None where it holds none."""
-        plan = (self.read_json("setting.json") or {}).get("plan")
-        return plan.get("learning_rate") if isinstance(plan, dict) else None
+    def described(self) -> Mapping[str, Any]:
+        """The table ``run``; empty where there is none."""
+        return dict(self.tables().get("run", {}) if self.file(CONFIG).exists() else {})
 
-    def is_outgrown(self, plan: Plan) -> bool:
-        """Whether the plan gives the run in this folder more rounds than it was planned with;
-        fewer are refused."""
-        saved = (self.read_json("setting.json") or {}).get("plan")
-        try:
-            rounds = int((saved or {})["rounds"])
-        except (KeyError, TypeError, ValueError, AttributeError):
-            return False  # check_setting says what is wrong
-        if plan.rounds < rounds:
+    @property
+    def plan(self) -> Mapping[str, Any]:
+        """The plan of the run in this folder, with the step size that was chosen for it."""
+        return dict(self.described.get("setting", {}).get("plan", {}))
+
+    def replan(self, config: str, identity: Identity) -> None:
+        """Keep the plan of a run that was given more rounds."""
+        self.write_text(CONFIG, _run_text(config, identity))
+
+    def check_same(self, now: Identity, config: Mapping[str, Any] | None = None) -> None:
+        """Refuse to resume another run than the one in this folder, naming the first difference. A
+        run with a ``config``, which is compared too, may have more rounds than it was planned
+        with; one of sites may not."""
+        saved = self.tables()
+        known, asked = saved.pop("run", {}), now.to_dict()
+        before, after = known.get("setting", {}), asked["setting"]
+        if config is not None:
+            self._refuse_fewer_rounds(before.get("plan", {}), after["plan"])
+            self._refuse_difference(_without_rounds(saved), _without_rounds(as_toml(config)))
+            before, after = _without_rounds(before), _without_rounds(after)
+        self._refuse_difference(before, after)
+        self._refuse_difference(_named(known, "engine"), _named(asked, "engine"))
+        if known.get("data") != now.data:
+            raise BadInput(
+                "records-differ",
+                f"{self.path} holds a run on other data; resume it on the very records it began "
+                f"with",
+            )
+
+    def _refuse_fewer_rounds(self, saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+        if now["rounds"] < saved.get("rounds", 0):
             raise BadInput(
                 "fewer-rounds",
-                f"{self.path} holds a run with plan.rounds = {rounds}, not {plan.rounds}; a run "
-                f"can be given more rounds, not fewer",
+                f"{self.path} holds a run with plan.rounds = {saved['rounds']}, not "
+                f"{now['rounds']}; a run can be given more rounds, not fewer",
             )
-        return plan.rounds > rounds
-
-    def check_setting(self, setting: Mapping[str, Any], longer: bool = False) -> None:
-        """Refuse to resume under another setting: an algorithm, a plan or a budget that the
-        configuration names alike and that is not the same."""
-        saved = self.read_json("setting.json")
-        if saved is None:
-            raise BadInput(
-                "run-too-old",
-                f"{self.path} holds a run of an earlier version, which did not write down its "
-                f"setting (setting.json), so it cannot be resumed; start a new run elsewhere",
-            )
-        now = json.loads(json.dumps(setting))
-        if longer:
-            saved, now = _without_rounds(saved), _without_rounds(now)
-        self._refuse_difference(saved, now)
-
-    def replan(self, config: str, setting: Mapping[str, Any]) -> None:
-        """Keep the plan of a run that was given more rounds. The setting comes last: until it is
-        there, the next to resume finds the run outgrown once more."""
-        self.write_text("config.toml", config)
-        self.write_text("setting.json", json.dumps(setting, indent=2) + "\n")
 
     def _refuse_difference(self, saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-        difference = _first_difference(saved, now)
-        if difference:
-            key, old, new = difference
+        for key, old, new in _differences(saved, now):
             raise BadInput(
                 "configuration-changed",
                 f"{self.path} holds a run with {key} = {old!r}, not {new!r}; resume it with its "
                 f"own configuration",
             )
 
-    def data_key(self, given: Path | None = None) -> bytes:
-        """The key of the data's identity; a given file must hold the same one."""
-        if not self.file(KEY).exists():
+    def secret(self, private: bool) -> Secret:
+        """The seed and the key of the run in this folder, without which it cannot go on."""
+        found = read_secret(self.path)
+        if found is None or (private and found.seed is None):
             raise BadInput(
-                "data-key-missing",
-                f"{self.path} holds a run without the key of its data's identity ({KEY}), so it "
-                f"cannot be resumed; restore the file, or start a new run elsewhere",
+                "seed-missing",
+                f"{self.path} holds a run without the seed that it draws from and the key of its "
+                f"data ({SECRET}), so it cannot be resumed; restore the file, or start a new run "
+                f"elsewhere",
             )
-        key = read_key(self.file(KEY))
-        if given is not None and (not given.exists() or read_key(given) != key):
-            raise BadInput(
-                "data-key-changed",
-                f"--data-key is {given}, and the run in {self.path} began with another key; leave "
-                f"it out to resume",
-            )
-        return key
+        return found
 
-    def check_identity(self, now: Identity) -> None:
-        """Refuse to resume on other data or with another engine."""
-        saved = self.read_json("run.json")
-        if saved is None:
-            raise BadInput(
-                "run-too-old",
-                f"{self.path} holds a run of an earlier version, which did not write down its "
-                f"data's identity (run.json), so it cannot be resumed; start a new run elsewhere",
-            )
-        if saved.get("data") != now.data:
-            raise BadInput(
-                "records-differ",
-                f"{self.path} holds a run on other data; resume it on the very records it began "
-                f"with",
-            )
-        if saved.get("engine") != now.engine:
-            raise BadInput(
-                "configuration-changed",
-                f"{self.path} holds a run of the engine {saved.get('engine')!r}, not "
-                f"{now.engine!r}; resume it with its own",
-            )
+    # --- what a run writes
 
     def write_text(self, name: str, text: str) -> None:
         """Replace a file whole."""
@@ -299,15 +235,15 @@ class RunFolder:
 
     def save_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Replace the checkpoint; the metrics that it names are on the disk before it is."""
-        if self.file("metrics.jsonl").exists():
-            sync_file(self.file("metrics.jsonl"))
+        if self.file(METRICS).exists():
+            sync_file(self.file(METRICS))
         named = replace(checkpoint, metrics=self._metrics_hash.hexdigest())
-        with atomic_file(self.file("checkpoint.pt")) as partial, binary_file(partial) as stream:
+        with atomic_file(self.file(CHECKPOINT)) as partial, binary_file(partial) as stream:
             torch.save(named.to_dict(), stream)
 
     def load_checkpoint(self) -> Checkpoint | None:
         """The last checkpoint, or None where the run stopped before its first."""
-        path = self.file("checkpoint.pt")
+        path = self.file(CHECKPOINT)
         if not path.exists():
             return None
         try:
@@ -326,64 +262,69 @@ class RunFolder:
 
     def append_metrics(self, row: HistoryRow) -> None:
         """Add one evaluated round."""
-        with self.file("metrics.jsonl").open("a", encoding="utf-8") as stream:
-            stream.write(_lines([row]))
-        self._metrics_hash.update(_lines([row]).encode())
+        line = _line(row)
+        with self.file(METRICS).open("a", encoding="utf-8") as stream:
+            stream.write(line)
+        self._metrics_hash.update(line.encode())
+
+    def write_summary(self, summary: Summary) -> None:
+        """The last line of the metrics: the run has ended."""
+        lines = "".join(map(_line, self.metrics()))
+        self.write_text(METRICS, lines + _line(summary))
+
+    def check_metrics(self, round: int, digest: str | None) -> None:
+        """Refuse metrics that are not those a checkpoint was written after."""
+        found = hashlib.sha256(self._lines_until(round).encode()).hexdigest()
+        if digest is not None and found != digest:
+            raise BadInput(
+                "run-damaged",
+                f"{self.file(METRICS)} is not as this run left it: rounds up to {round} were lost "
+                f"or changed; restore it or start a new run",
+            )
+
+    def rewind_metrics(self, round: int) -> list[HistoryRow]:
+        """Keep the evaluated rounds up to ``round``: what came after is run again."""
+        lines = self._lines_until(round)
+        self.write_text(METRICS, lines)
+        self._metrics_hash = hashlib.sha256(lines.encode())
+        return self.metrics()
+
+    def _lines_until(self, round: int) -> str:
+        return "".join(_line(row) for row in self.metrics() if row.round <= round)
+
+    # --- what anyone reads
 
     def metrics(self) -> list[HistoryRow]:
         """All evaluated rounds; a line cut short by a crash is dropped."""
-        path = self.file("metrics.jsonl")
         rows = []
-        text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-        for line in text.split("\n"):
+        for line in self._metric_lines():
             try:
                 rows.append(HistoryRow.from_json(json.loads(line)))
             except ValueError:
                 break
         return rows
 
-    def check_metrics(self, round: int, digest: str | None) -> None:
-        """Refuse metrics that are not those a checkpoint was written after."""
-        found = hashlib.sha256(_lines(self._metrics_until(round)).encode()).hexdigest()
-        if digest is not None and found != digest:
-            raise BadInput(
-                "run-damaged",
-                f"{self.file('metrics.jsonl')} is not as this run left it: rounds up to {round} "
-                f"were lost or changed; restore it or start a new run",
-            )
-
-    def _metrics_until(self, round: int) -> list[HistoryRow]:
-        return [row for row in self.metrics() if row.round <= round]
-
-    def rewind_metrics(self, round: int) -> list[HistoryRow]:
-        """Keep the evaluated rounds up to ``round``: what came after is run again."""
-        rows = self._metrics_until(round)
-        self.write_text("metrics.jsonl", _lines(rows))
-        self._metrics_hash = hashlib.sha256(_lines(rows).encode())
-        return rows
-
-    def statement(self) -> Statement | None:
-        """The privacy statement, or None where the run has none yet."""
-        refuse_further(self.path)
-        found = self.read_json("privacy.json")
-        if found is None:
-            return None
-        return Statement.from_json(found, str(self.file("privacy.json")))
-
-    def write_summary(self, summary: Summary) -> None:
-        """Write ``summary.json``: the run has ended."""
-        self.write_text("summary.json", json.dumps(plain(summary), indent=2) + "\n")
-
     def summary(self) -> Summary:
         """How the run ended; ``Summary()`` where it has not."""
+        last = self._metric_lines()[-1:]
         try:
-            return Summary.from_json(self.read_json("summary.json") or {}, "summary")
-        except ValueError as error:
-            raise BadInput(
-                "run-damaged",
-                f"{self.file('summary.json')} is not a summary that this version reads ({error}); "
-                f"restore it",
-            ) from error
+            found = json.loads(last[0]) if last else {}
+        except ValueError:  # cut short
+            found = {}
+        if not isinstance(found, dict) or "ended" not in found:
+            return Summary()
+        return Summary.from_json(found, str(self.file(METRICS)))
+
+    def _metric_lines(self) -> list[str]:
+        path = self.file(METRICS)
+        text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+        return [line for line in text.split("\n") if line]
+
+    def statement(self) -> Statement | None:
+        """The privacy statement; None where a run without privacy has not ended."""
+        if self.file(JOURNAL).exists() or self.file(HEAD).exists():
+            return read_account(self.path).statement()
+        return read_statement(self.file(WITHIN))
 
     def read_json(self, name: str) -> dict[str, Any] | None:
         """A JSON file of the run, or None."""
@@ -403,30 +344,40 @@ class RunFolder:
         return found
 
 
-def _without_rounds(tables: Mapping[str, Any]) -> dict[str, Any]:
-    """The tables without what a longer plan changes."""
-    plan = dict(tables.get("plan", {}))
-    plan = {key: value for key, value in plan.items() if key != "rounds"}
-    return {**{key: tables[key] for key in tables if key != "facts"}, "plan": plan}
+def _run_text(config: str, identity: Identity) -> str:
+    table = {**identity.to_dict(), "versions": versions()}
+    return f"{config}\n{to_toml({'run': table})}"
 
 
-def _lines(rows: list[HistoryRow]) -> str:
-    return "".join(json.dumps(plain(row)) + "\n" for row in rows)
+def as_toml(tables: Mapping[str, Any]) -> dict[str, Any]:
+    """The tables as TOML gives them back."""
+    return tomllib.loads(to_toml(tables))
+
+
+def _line(values: HistoryRow | Summary) -> str:
+    return json.dumps(plain(values)) + "\n"
 
 
 def _is_left_over(path: Path) -> bool:
     return path.name in BEGUN or (path.name.startswith(".") and ".partial" in path.name)
 
 
-def _first_difference(
+def _named(tables: Mapping[str, Any], name: str) -> dict[str, Any]:
+    return {name: tables.get(name)}
+
+
+def _without_rounds(tables: Mapping[str, Any]) -> dict[str, Any]:
+    """The tables without what a longer plan changes."""
+    plan = {key: value for key, value in tables.get("plan", {}).items() if key != "rounds"}
+    return {**{key: tables[key] for key in tables if key != "facts"}, "plan": plan}
+
+
+def _differences(
     saved: Mapping[str, Any], now: Mapping[str, Any], prefix: str = ""
-) -> tuple[str, Any, Any] | None:
+) -> Iterator[tuple[str, Any, Any]]:
     for key in sorted(set(saved) | set(now)):
         old, new = saved.get(key), now.get(key)
         if isinstance(old, Mapping) and isinstance(new, Mapping):
-            inner = _first_difference(old, new, f"{prefix}{key}.")
-            if inner:
-                return inner
+            yield from _differences(old, new, f"{prefix}{key}.")
         elif old != new:
-            return f"{prefix}{key}", old, new
-    return None
+            yield f"{prefix}{key}", old, new

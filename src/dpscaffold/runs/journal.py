@@ -18,7 +18,7 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -109,14 +109,19 @@ class Journal:
         return len(self._heads) - 1
 
     @property
+    def heads(self) -> Sequence[str]:
+        """h_0 and the chains of all lines."""
+        return self._heads
+
+    @property
     def head(self) -> str:
         """h_k, the chain of the last line."""
         return self._heads[-1]
 
     @property
-    def first(self) -> str | None:
+    def first(self) -> str:
         """h_1, the chain of the first line, which only copies of this journal share."""
-        return self._heads[1] if len(self) else None
+        return self._heads[min(1, len(self))]
 
     @property
     def untouched(self) -> bool:
@@ -222,6 +227,23 @@ class Journal:
                 head, end = body.pop("chain"), end + len(raw)
                 del body["process"]
                 yield _Line(body, head, end)
+
+
+class Unwritten:
+    """The journal of a run without a folder, which keeps nothing."""
+
+    path, anchor = None, None
+
+    def __init__(self) -> None:
+        self.head = self.first = secrets.token_hex(32)
+        self.heads = [self.head]
+
+    def append(self, line: Mapping[str, Any]) -> None:
+        """Nothing is kept."""
+
+    def lines(self) -> Iterator[dict[str, Any]]:
+        """No line."""
+        return iter(())
 
 
 def digest(value: object) -> str:

@@ -1,205 +1,304 @@
 """The ledger of a run folder: written before uploads are used, read back by anyone.
 
-``ledger.jsonl`` is the record, a :class:`~.journal.Journal`: an opening line that binds
-it to the run, its data and what their preparation cost, then one line a round. ``ledger.json``
-holds the description of the run and a summary, ``preprocessing.json`` the preparation. The head of
-the journal stands in ``ledger.json``, which is replaced after every line, in every checkpoint and
-in the statement (``privacy.json``), so a journal that was shortened or written again is refused.
+``ledger.jsonl`` is a :class:`~.journal.Journal` with one object a line:
 
-A statement of a run with a folder is made here, from the files alone, so that what a run writes
-and what ``dpscaffold privacy RUN`` answers are the same. Nothing here needs PyTorch.
+=============== ==================================================================================
+key             what the line says
+=============== ==================================================================================
+``opens``       the first line: what the run is, and what makes its promise true
+``round``       who took part in a round; ``again`` with fresh noise, ``ahead`` of its running
+``extends``     the run was given more rounds, up to this one
+``budget``      how its budget file stood
+=============== ==================================================================================
+
+``ledger.head`` holds the hash of the last line and is replaced after every line, so a journal that
+lost lines is refused. A statement is made here, of a run in progress and of a folder alike.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from dpscaffold.atomic import write_text
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy import Cost, Facts, Ledger, Mechanism, Part, Remark, Statement, state
+from dpscaffold.privacy.mechanism import Stored
 from dpscaffold.privacy.page import JournalHead
-from dpscaffold.privacy.parts import within_cap
-from dpscaffold.privacy.seeds import SEED, UNKNOWN, Origin, Seed, SeedKnowledge
-from dpscaffold.runs.earlier import EARLIER, People, mark_of_earlier, read_people
-from dpscaffold.runs.further import refuse_further
-from dpscaffold.runs.journal import Anchor, Journal, digest
-from dpscaffold.runs.parts import Parts, RoundEntry
+from dpscaffold.privacy.parts import allowed_in_parts, within_cap
+from dpscaffold.privacy.seeds import Origin, SeedKnowledge
+from dpscaffold.runs.earlier import EARLIER, People, mark_of_earlier, read_people, refuse_old
+from dpscaffold.runs.journal import START, Anchor, Journal, Unwritten
+from dpscaffold.runs.secret import Secret, read_secret
 
-JOURNAL, SUMMARY, PREPARATION = "ledger.jsonl", "ledger.json", "preprocessing.json"
-AGAIN = "restore it or start a new run"
-#: The format of ``ledger.json``.
-VERSION = 3
+JOURNAL, HEAD = "ledger.jsonl", "ledger.head"
+#: Where a run folder keeps its model.
+WITHIN = "model"
 #: Why any site of a deployed run may decline, in the description of its mechanism.
 MAY_STAY_AWAY = "a site may decline or stay away"
-#: The key of a line that says up to which round the run was extended.
-EXTENDS = "extends"
+#: The layout of the journal; raise it when an older one can no longer be read.
+FORMAT = 4
 
 
 @dataclass(frozen=True)
-class Opening:
-    """The first line of a journal: what the run is, and what makes its promise true.
+class Opening(Stored):
+    """What a run is, and what makes its promise true.
 
-    ``run`` and ``costs`` are SHA-256 of its description and of what preparing its data cost,
-    ``data`` is the identity of its data. ``secret`` says that its noise came from the operating
-    system, ``allowed`` what a release overlooks (None: no release), ``origin`` and ``mark`` where
-    its seed came from (:class:`~dpscaffold.privacy.seeds.SeedKnowledge`), ``colluders`` how many
-    participants pool what they know, ``earlier`` which run it continues, if any.
+    Attributes:
+        run: Its mechanism, of as many rounds as it was planned with.
+        user_epsilon: What each user may spend.
+        costs: What preparing its data cost.
+        preparation: How its data were prepared.
+        secret: Whether its noise came from the operating system.
+        allowed: What a release overlooks; None where nothing is released.
+        colluders: How many participants pool what they know.
+        origin: Who chose its seed.
+        mark: The mark of its seed (:class:`~dpscaffold.privacy.seeds.SeedKnowledge`).
+        data: The identity of its data.
+        earlier: What binds it to a run that it continues.
     """
 
-    run: str
-    costs: str
-    data: str
+    run: Mechanism
+    user_epsilon: float | None
+    costs: tuple[Cost, ...]
+    preparation: tuple[Remark, ...]
     secret: bool
     allowed: tuple[str, ...] | None
-    origin: Origin
-    mark: str | None
     colluders: int
+    origin: Origin
+    mark: str | None = None
+    data: str = ""
     earlier: str | None = None
-
-    @classmethod
-    def of(
-        cls,
-        ledger: Mapping[str, Any],
-        costs: Iterable[Cost],
-        data: str,
-        seed: Seed,
-        secret: bool,
-        allowed: tuple[str, ...] | None = None,
-        colluders: int = 1,
-        earlier: str | None = None,
-    ) -> Opening:
-        """The opening of a new run, whose ledger is that."""
-        described = _run_digest(ledger), _costs_digest(costs), data
-        return cls(*described, secret, allowed, seed.origin, seed.mark, colluders, earlier)
-
-    def to_dict(self) -> dict[str, Any]:
-        """For the first line of a journal."""
-        return {k: v for k, v in asdict(self).items() if k != "earlier" or v is not None}
-
-    @classmethod
-    def read(cls, values: Mapping[str, Any]) -> Opening:
-        """From JSON values; KeyError or TypeError where they are none."""
-        allowed = values["allowed"]
-        return cls(**{**values, "allowed": None if allowed is None else tuple(allowed)})
 
 
 @dataclass(frozen=True)
+class RoundEntry:
+    """One line of the journal: who took part in a round; ``again`` where fresh noise was drawn for
+    a round that had already been recorded, ``ahead`` where the round is counted before it runs,
+    because what comes out may decide whether it does."""
+
+    round: int
+    users: tuple[int, ...]
+    again: bool = False
+    ahead: bool = False
+
+
 class Account:
-    """What a run folder says about its privacy: all that a statement needs.
+    """What a run has spent, and all that a statement of it needs.
 
-    ``seeded`` says that the noise came from a seed, or that nothing shows that it did not.
-    ``anchor`` is the head of the journal. ``colluders`` is how many participants are taken to pool
-    what they know, ``drawn`` what is known about the seed of the draw, and ``allowed`` what a
-    release was told to overlook (None: no release). ``parts`` are the ledgers of the parts in which
-    its rounds were planned, if there are several. ``data`` is the identity of the records, where it
-    can be compared, and ``source`` that of the run.
-
-    Where the run continues another one, the parts of that come first: ``stopped`` is how many, and
-    ``people`` names the users of each part. ``cap`` is the most often that any user takes part in
-    all of them, 0 where nothing bounds it. ``continues`` are the beginnings of the journals of the
-    runs that it continues.
+    Where a larger T was chosen after a run had begun, its rounds come in parts, each a mechanism of
+    its own, whose ε and δ add (Rogers, Roth, Ullman, Vadhan 2016). ``earlier`` is the account of a
+    run that this one continues, ``people`` says who the users of both are.
     """
 
-    ledger: Ledger
-    preparation: tuple[Remark, ...]
-    costs: tuple[Cost, ...]
-    seeded: bool
-    anchor: Anchor
-    colluders: int = 1
-    drawn: SeedKnowledge = UNKNOWN
-    allowed: tuple[str, ...] | None = None
-    parts: tuple[Ledger, ...] = ()
-    data: str | None = None
-    source: str | None = None
-    people: tuple[tuple[str, ...], ...] = ()
-    stopped: int = 0
-    cap: int = 0
-    continues: tuple[str, ...] = ()
+    def __init__(
+        self,
+        opening: Opening,
+        journal: Journal | Unwritten,
+        secret: Secret | None = None,
+        earlier: Account | None = None,
+        people: People | None = None,
+    ) -> None:
+        self.opening, self.journal, self.secret = opening, journal, secret
+        self.earlier, self.people = earlier, people
+        #: The last round of every part, rising, and who took part in each.
+        self.ends = [opening.run.rounds]
+        self.ledgers = [Ledger(opening.run, opening.user_epsilon, opening.costs)]
+        #: The last round that is recorded, and the last that has run.
+        self.rounds, self.last = 0, 0
+        #: Every release, in order: its round, and whether it was run again.
+        self.releases: list[tuple[int, bool]] = []
+        #: How the budget file stood.
+        self.budget: Anchor | None = None
+
+    # --- what happens
+
+    def record(self, entry: RoundEntry) -> None:
+        """Count who takes part in a round; one that was counted ahead is not counted again."""
+        part = self._part_of(entry.round)
+        first = self.ends[part - 1] if part else 0
+        self.ledgers[part].record(entry.round - first, entry.users, again=entry.again)
+        if entry.again or entry.round > self.rounds:
+            self.releases.append((entry.round, entry.again))
+        self.rounds = max(self.rounds, entry.round)
+        if not entry.ahead:
+            self.last = max(self.last, entry.round)
+
+    def enter(self, entry: RoundEntry, last: bool = True) -> None:
+        """Record a round; it is on the disk when this returns. Of several only the ``last`` names
+        the journal's new head: a crash before leaves a journal that is longer than its head says,
+        by rounds that have not run."""
+        line = asdict(entry)
+        self._append(line if entry.ahead else {k: line[k] for k in line if k != "ahead"}, last)
+        self.record(entry)
+
+    def extend(self, rounds: int) -> None:
+        """Give the run more rounds, up to this one: a part of its own."""
+        self._append({"extends": rounds})
+        self._add_part(rounds)
+
+    def keep_budget(self, anchor: Anchor) -> None:
+        """Note how the budget file stands."""
+        if anchor != self.budget:
+            self._append({"budget": asdict(anchor)})
+            self.budget = anchor
+
+    def name_head(self) -> None:
+        """Write the journal's head to its second place."""
+        if self.journal.path is not None:
+            write_text(self.journal.path.with_name(HEAD), self.journal.head, lasting=False)
+
+    def recorded(self, round: int) -> tuple[int, ...]:
+        """Who took part when this round first ran: a repeat under a cap admits the same users."""
+        return next(one.users for one in entries(self.journal) if one.round == round)
+
+    def allowed(self, round: int, drawn: Sequence[int]) -> list[int]:
+        """Those of the drawn users whom no cap lets decline."""
+        return allowed_in_parts(self.own_parts(), self._part_of(round), drawn)
+
+    def _append(self, line: Mapping[str, Any], last: bool = True) -> None:
+        self.journal.append(line)
+        if last:
+            self.name_head()
+
+    def _part_of(self, round: int) -> int:
+        """The number of the part that a round belongs to."""
+        return min(bisect_left(self.ends, round), len(self.ends) - 1)
+
+    def _add_part(self, end: int) -> None:
+        run = replace(self.opening.run, rounds=end - self.ends[-1])
+        self.ledgers.append(Ledger(run, self.opening.user_epsilon))
+        self.ends.append(end)
+
+    # --- what is stated
 
     @property
-    def released(self) -> list[Part]:
-        """The parts of the run, or runs, that this is the account of, as mechanisms that ran; what
-        preparing the data cost is spent by the first."""
-        ledgers = self.parts or (self.ledger,)
+    def ledger(self) -> Ledger:
+        """Who took part in the rounds that the run was planned with."""
+        return self.ledgers[0]
+
+    @property
+    def anchor(self) -> Anchor | None:
+        """The journal as it stands."""
+        return self.journal.anchor
+
+    @cached_property
+    def drawn(self) -> SeedKnowledge:
+        """What is known about the seed of the draw."""
+        seed = self.secret.seed if self.secret else None
+        opening, value = self.opening, None if seed is None else seed.value
+        return SeedKnowledge(opening.origin, opening.mark, value, self.journal.first)
+
+    @property
+    def seeded(self) -> bool:
+        """Whether the noise came from a seed, or nothing shows that it did not."""
+        before = self.earlier is not None and self.earlier.seeded
+        return before or self.opening.secret is not True
+
+    def own_parts(self) -> list[Part]:
+        """The parts of this run alone; what preparing the data cost is spent by the first."""
+        people = self.people.now if self.people else ()
         return [
             Part(
                 ledger.run,
                 ledger.rounds,
                 ledger,
-                () if place else self.costs,
+                ledger.costs,
                 secret=not self.seeded,
                 drawn=self.drawn,
-                data=self.data,
-                source=self.source,
-                people=self.people[place] if self.people else (),
+                source=self.journal.first,
+                people=people,
             )
-            for place, ledger in enumerate(ledgers)
+            for ledger in self.ledgers
         ]
 
-    def at_delta(self, delta: float) -> Account:
-        """The same account at another δ, shared out evenly where the run was planned in parts."""
-        each = delta / len(self.parts or (self.ledger,))
-        parts = tuple(part.at_delta(each) for part in self.parts)
-        return replace(self, ledger=self.ledger.at_delta(each), parts=parts)
+    @property
+    def parts(self) -> list[Part]:
+        """All parts; those of a run that this one continues come first."""
+        own = self.own_parts()
+        if self.earlier is None or self.people is None:
+            return own
+        before = [
+            replace(
+                part,
+                people=part.people or self.people.before,
+                secret=own[0].secret,
+                drawn=own[0].drawn,
+                source=own[0].source,
+            )
+            for part in self.earlier.parts
+        ]
+        return [*before, *own]
 
-    def facts(self, colluders: int | None = None) -> Facts:
-        """What is true of the run besides its mechanism."""
-        return Facts(
-            held="sites" if self.deployed else "one computer",
-            seeded=self.seeded,
-            draw_given=self.drawn.given,
-            preparation=self.preparation,
-            allowed=self.allowed,
-            colluders=self.colluders if colluders is None else colluders,
-            cap=self.cap,
-            journal=JournalHead(self.anchor.lines, self.anchor.head),
-        )
+    @cached_property
+    def most(self) -> float:
+        """The ε that no user exceeds in all parts by its own rule; infinite without one."""
+        return within_cap(self.parts, self.cap).epsilon if self.cap else math.inf
 
     @property
-    def deployed(self) -> bool:
-        """Whether sites held their own records: then any of them may stay away."""
-        return self.drawn.origin == "sites" or MAY_STAY_AWAY in (self.ledger.run.declines or "")
+    def cap(self) -> int:
+        """The most often that a user takes part in all parts, 0 where nothing bounds it."""
+        return self.people.cap if self.people else 0
 
-    def statement(self, colluders: int | None = None) -> Statement:
-        """The privacy statement: every round that was journalled counts, kept or lost."""
-        return state(self.released, self.facts(colluders))
+    @property
+    def continues(self) -> tuple[str, ...]:
+        """The beginnings of the journals of the runs that this one continues."""
+        return (*self.earlier.continues, self.earlier.journal.first) if self.earlier else ()
 
-    def earlier_epsilons(self) -> dict[str, float | None]:
-        """ε of the runs that this one continues, towards the server and given who took part."""
-        before = self.released[: self.stopped]
-        said = state(before, replace(self.facts(), cap=0))
-        server = said.towards("server")
-        return {"epsilon_server": server.epsilon, "epsilon_everybody": server.given}
-
-    def most_within_cap(self) -> float:
-        """The ε that no user exceeds in all parts by its own rule; infinite without one."""
-        return within_cap(self.released, self.cap).epsilon if self.cap else math.inf
-
-    def after(self, earlier: Account, people: People) -> Account:
-        """This account together with that of the run that it continues."""
-        if self.costs or earlier.costs:
-            raise BadInput(
-                "not-applicable",
-                "a run that continues another one has costs of preparation, which cannot be "
-                "attributed to its users; start a new run",
-            )
-        before = earlier.parts or (earlier.ledger,)
-        named = earlier.people or (people.before,) * len(before)
-        own = self.parts or (self.ledger,)
-        first = (earlier.drawn.journal,) if earlier.drawn.journal else ()
-        return replace(
-            self,
-            seeded=self.seeded or earlier.seeded,
-            parts=(*before, *own),
-            people=(*named, *(people.now,) * len(own)),
-            stopped=len(before),
-            cap=people.cap,
-            continues=(*earlier.continues, *first),
+    @property
+    def facts(self) -> Facts:
+        """What is true of the run besides its mechanism."""
+        opening, anchor = self.opening, self.anchor
+        deployed = opening.origin == "sites" or MAY_STAY_AWAY in (opening.run.declines or "")
+        return Facts(
+            held="sites" if deployed else "one computer",
+            seeded=self.seeded,
+            draw_given=self.drawn.given,
+            preparation=opening.preparation,
+            allowed=opening.allowed,
+            colluders=opening.colluders,
+            cap=self.cap,
+            journal=None if anchor is None else JournalHead(anchor.lines, anchor.head),
         )
+
+    def statement(self) -> Statement:
+        """The privacy statement: every round that was journalled counts, kept or lost."""
+        return state(self.parts, self.facts)
+
+
+def begin_account(folder: Path, asked: Opening, completed: int) -> Account:
+    """The account of a folder, for a run that is ``asked`` and has ``completed`` so many rounds;
+    it is opened where there is none. Nothing is written before all is checked."""
+    journal, head = Journal(folder / JOURNAL), folder / HEAD
+    if not len(journal):
+        if completed or (head.exists() and head.read_text() != START):
+            raise BadInput(
+                "ledger-missing",
+                f"{folder} holds a private run without its ledger ({JOURNAL}); restore it or "
+                f"start a new run",
+            )
+        write_text(head, START)
+        journal.append({"opens": {"format": FORMAT, **asked.to_json()}})
+    account = _read(folder, journal)
+    planned = replace(asked.run, rounds=account.opening.run.rounds)
+    if account.opening != replace(asked, run=planned):
+        raise BadInput(
+            "ledger-of-another-run",
+            f"the ledger in {folder} describes another run; resume it with its own configuration",
+        )
+    if account.rounds < completed:
+        raise BadInput(
+            "ledger-behind",
+            f"the ledger in {folder} records {account.rounds} of {completed} completed rounds; "
+            f"restore {JOURNAL} or start a new run",
+        )
+    return account
 
 
 def read_account(folder: Path) -> Account:
@@ -208,146 +307,77 @@ def read_account(folder: Path) -> Account:
     What makes a run more than a simulation is read from the first line of its journal, and from
     nothing that can be edited or left out.
     """
-    refuse_further(folder)
-    ledger, journal = _read(folder)
-    steps, costs = read_preprocessing(folder)
-    opening = read_opening(journal)
-    if opening.costs != _costs_digest(costs):
+    refuse_old(folder)
+    if not any((folder / name).exists() for name in (JOURNAL, HEAD)):
         raise BadInput(
-            "run-file-changed",
-            f"{folder / PREPARATION} is not the one this run began with; {AGAIN}",
+            "ledger-missing", f"{folder} holds no ledger ({JOURNAL}); name a private run's folder"
         )
-    ledger = ledger.charged(costs)
-    planning = read_parts(journal, ledger.run.rounds)
-    parts = planning.ledgers(ledger, read_entries(journal)) if planning.several else ()
+    return _read(folder, Journal(folder / JOURNAL))
+
+
+def _read(folder: Path, journal: Journal) -> Account:
+    """The account that a journal holds, once it is checked against the folder's other files."""
+    _check_head(folder, journal)
+    opening = _opening(journal)
     if opening.earlier != mark_of_earlier(folder):
         raise BadInput(
             "run-file-changed",
-            f"{folder / EARLIER} is not what this run keeps of the run that it continues; {AGAIN}",
+            f"{folder / EARLIER} is not what this run keeps of the run that it continues; restore "
+            f"it",
         )
-    account = Account(
-        ledger,
-        steps,
-        costs,
-        seeded=opening.secret is not True,
-        anchor=journal.anchor,
-        colluders=opening.colluders,
-        drawn=_drawn(folder, opening, journal),
-        allowed=opening.allowed,
-        parts=parts,
-        source=journal.first,
-    )
-    if opening.earlier is None:
-        return account
-    return account.after(read_account(folder / EARLIER), read_people(folder))
-
-
-def _drawn(folder: Path, opening: Opening, journal: Journal) -> SeedKnowledge:
-    """What is known about a run's seed: what its journal says, and the seed where it is kept."""
-    known = SeedKnowledge(opening.origin, opening.mark, journal=journal.first)
-    path = folder / SEED
-    try:
-        kept = json.loads(path.read_text(encoding="utf-8"))
-    except OSError:  # it is not here, or for others
-        return known
-    except ValueError as error:
-        raise BadInput("seed-damaged", f"{path} is damaged ({error}); {AGAIN}") from error
-    seed = Seed.from_json(kept, str(path))
-    if (seed.origin, seed.mark) != (opening.origin, opening.mark):
-        raise BadInput(
-            "run-file-changed", f"{path} is not the seed that this run began with; {AGAIN}"
+    secret = read_secret(folder)
+    if (
+        secret
+        and secret.seed
+        and (secret.seed.origin, secret.seed.mark)
+        != (
+            opening.origin,
+            opening.mark,
         )
-    return replace(known, value=seed.value)
-
-
-def read_ledger(folder: Path) -> Ledger:
-    """The ledger of a run folder, rebuilt from its journal, with what its data's preparation
-    cost."""
-    ledger, _ = _read(folder)
-    return ledger.charged(read_preprocessing(folder)[1])
-
-
-def read_entries(journal: Journal) -> Iterator[RoundEntry]:
-    """The rounds of a journal, after its opening."""
-    for place, line in enumerate(journal.lines(), start=1):
-        if place > 1 and EXTENDS not in line:
-            yield _entry(line, f"{journal.path} at line {place}")
-
-
-def read_releases(journal: Journal) -> list[RoundEntry]:
-    """The rounds as they were released, repeats included: one that was counted ahead has a line of
-    its own when it runs, which is left out."""
-    released, rounds = [], set()
-    for entry in read_entries(journal):
-        if entry.again or entry.round not in rounds:
-            released.append(entry)
-        rounds.add(entry.round)
-    return released
-
-
-def read_parts(journal: Journal, planned: int) -> Parts:
-    """T as it was planned, and each larger T that the run was given later."""
-    ends = [planned]
-    for place, line in enumerate(journal.lines(), start=1):
-        if EXTENDS in line:
-            end = line[EXTENDS]
-            if not isinstance(end, int) or end <= ends[-1]:
-                raise BadInput(
-                    "ledger-damaged", f"{journal.path} is damaged at line {place}; {AGAIN}"
-                )
-            ends.append(end)
-    return Parts(tuple(ends))
-
-
-def read_opening(journal: Journal) -> Opening:
-    """What a journal was opened for."""
-    for line in journal.lines():
-        try:
-            return Opening.read(line["opens"])
-        except (KeyError, TypeError):
-            break
-    raise BadInput(
-        "ledger-damaged", f"{journal.path} does not begin with the description of its run; {AGAIN}"
-    )
-
-
-def described(ledger: Ledger) -> dict[str, Any]:
-    """What a run is, and what its users may spend, as JSON values."""
-    return {
-        "version": VERSION,
-        "run": ledger.run.to_json(),
-        "user_budget": ledger.user_budget,
-    }
-
-
-class LedgerSummary:
-    """The contents of ``ledger.json``: what the run is, and the journal's head, which changes with
-    every line. Who took part stands in the journal alone.
-
-    >>> LedgerSummary({"version": 2}).text(Anchor(3, "5c")).strip()
-    '{"version": 2, "journal": {"lines": 3, "head": "5c"}}'
-    """
-
-    def __init__(self, ledger: Mapping[str, Any]) -> None:
-        self._start = json.dumps({**ledger, "journal": None}).removesuffix("null}")
-
-    def text(self, head: Anchor) -> str:
-        """The file, after the line that is the journal's head."""
-        return f"{self._start}{json.dumps(vars(head))}}}\n"
-
-
-def read_preprocessing(folder: Path) -> tuple[tuple[Remark, ...], tuple[Cost, ...]]:
-    """What is said of a run's data preparation, and its costs."""
-    path = folder / PREPARATION
-    try:
-        said = json.loads(path.read_text(encoding="utf-8"))
-        steps = [Remark(step["sentence"], step["protection"]) for step in said["steps"]]
-        return tuple(steps), tuple(Cost(**cost) for cost in said["costs"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    ):
         raise BadInput(
-            "run-damaged",
-            f"{path} cannot be read ({error}), so the cost of preprocessing is unknown; restore it",
+            "run-file-changed",
+            f"{folder} holds the seed of another run, not the seed that this run began with; "
+            f"restore it",
+        )
+    continued = opening.earlier is not None
+    earlier = read_account(folder / EARLIER) if continued else None
+    people = read_people(folder) if continued else None
+    account = Account(opening, journal, secret, earlier, people)
+    for place, line in enumerate(journal.lines(), start=1):
+        if place > 1:
+            _take(account, line, f"{journal.path} at line {place}")
+    return account
+
+
+def _take(account: Account, line: Mapping[str, Any], where: str) -> None:
+    """Count what a line of the journal says."""
+    try:
+        if "budget" in line:
+            account.budget = Anchor.read(line["budget"], where)
+        elif "extends" in line:
+            if line["extends"] <= account.ends[-1]:
+                raise ValueError("an earlier round")
+            account._add_part(line["extends"])
+        else:
+            entry = _entry(line)
+            if entry.round > account.rounds + 1:  # a run takes every round, so a gap is a loss
+                raise ValueError(f"round {account.rounds + 1} is missing")
+            account.record(entry)
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadInput(
+            "ledger-damaged", f"{where} is not what it should be ({error}); restore it"
         ) from error
+
+
+def entries(journal: Journal | Unwritten) -> Iterator[RoundEntry]:
+    """The rounds of a journal."""
+    return (_entry(line) for line in journal.lines() if "round" in line)
+
+
+def _entry(line: Mapping[str, Any]) -> RoundEntry:
+    ahead = bool(line.get("ahead", False))
+    return RoundEntry(int(line["round"]), tuple(line["users"]), bool(line["again"]), ahead)
 
 
 def check_anchor(journal: Journal, anchor: Anchor, where: str) -> None:
@@ -356,86 +386,44 @@ def check_anchor(journal: Journal, anchor: Anchor, where: str) -> None:
         raise BadInput(
             "ledger-damaged",
             f"{journal.path} is not the journal that {where} names: its first {anchor.lines} lines "
-            f"were shortened or changed; {AGAIN}",
+            f"were shortened or changed; restore it or start a new run",
         )
 
 
-def _read(folder: Path) -> tuple[Ledger, Journal]:
-    """The ledger and its journal."""
-    summary = _read_summary(folder)
-    head = summary.pop("journal", None)
-    if summary.get("version") != VERSION:
+def _check_head(folder: Path, journal: Journal) -> None:
+    """Refuse a journal that lacks the line that its head names, or the statement of its model."""
+    path = folder / HEAD
+    head = path.read_text(encoding="ascii", errors="replace") if path.exists() else "missing"
+    if head not in journal.heads:
         raise BadInput(
-            "wrong-version",
-            f"{folder / SUMMARY} was written by another version of dpscaffold (format "
-            f"{summary.get('version')}, and this one reads {VERSION}); read it with that version",
+            "ledger-damaged",
+            f"{journal.path} is not the journal that {HEAD} names: lines of it were shortened or "
+            f"changed; restore it or start a new run",
         )
-    try:
-        ledger = Ledger(Mechanism.from_json(summary["run"], "its run"), summary["user_budget"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise BadInput(
-            "ledger-damaged", f"{folder / SUMMARY} is damaged ({error}); {AGAIN}"
-        ) from error
-    stated = _stated_anchor(folder)
-    journal = Journal(folder / JOURNAL)
-    check_anchor(journal, Anchor.read(head, str(folder / SUMMARY)), SUMMARY)
-    if stated is not None:
-        check_anchor(journal, stated, "the statement (privacy.json)")
-    if read_opening(journal).run != _run_digest(summary):
-        raise BadInput(
-            "ledger-of-another-run",
-            f"{folder / SUMMARY} describes another run than its journal; {AGAIN}",
-        )
-    for entry in read_entries(journal):
-        if entry.round > ledger.rounds + 1:  # a run takes every round, so a gap is a loss
-            raise BadInput(
-                "ledger-damaged",
-                f"{folder / JOURNAL} lacks round {ledger.rounds + 1}; restore it or start a new "
-                f"run",
-            )
-        ledger.record(entry.round, entry.users, again=entry.again)
-    return ledger, journal
+    stated = read_statement(folder / WITHIN)
+    if stated is not None and stated.journal is not None:
+        check_anchor(journal, Anchor(**vars(stated.journal)), "the statement of its model")
 
 
-def _read_summary(folder: Path) -> dict[str, Any]:
-    path = folder / SUMMARY
-    if not path.exists():
-        raise BadInput(
-            "ledger-missing",
-            f"{folder} holds no ledger (ledger.json); name the folder of a private run",
-        )
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as error:
-        raise BadInput("ledger-damaged", f"{path} is damaged ({error}); {AGAIN}") from error
-
-
-def _stated_anchor(folder: Path) -> Anchor | None:
-    """The head that the folder's statement names, if there is a statement that names one."""
+def read_statement(folder: Path) -> Statement | None:
+    """The statement in the folder of a model; None where there is none."""
     path = folder / "privacy.json"
-    if not path.exists():
+    try:
+        return Statement.from_json(json.loads(path.read_text(encoding="utf-8")), str(path))
+    except FileNotFoundError:
         return None
-    try:
-        said = dict(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as error:
-        raise BadInput("run-damaged", f"{path} is damaged ({error}); restore it") from error
-    return Anchor.read(said["journal"], str(path)) if "journal" in said else None
+    except (OSError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise BadInput("run-damaged", f"{path} cannot be read ({error}); restore it") from error
 
 
-def _entry(line: Mapping[str, Any], where: str) -> RoundEntry:
-    try:
-        ahead = bool(line.get("ahead", False))
-        return RoundEntry(int(line["round"]), tuple(line["users"]), bool(line["again"]), ahead)
-    except (KeyError, TypeError, ValueError) as error:
+def _opening(journal: Journal) -> Opening:
+    """What a journal was opened for."""
+    values = dict(next(journal.lines(), {}).get("opens", {}))
+    found = values.pop("format", None)
+    if found != FORMAT:
         raise BadInput(
-            "ledger-damaged", f"{where} is not a round of a ledger ({error}); {AGAIN}"
-        ) from error
-
-
-def _run_digest(summary: Mapping[str, Any]) -> str:
-    return digest({"run": summary["run"], "user_budget": summary["user_budget"]})
-
-
-def _costs_digest(costs: Iterable[Cost]) -> str:
-    """What is left at nothing is left out, so that later kinds of cost change no earlier hash."""
-    return digest([{key: value for key, value in vars(cost).items() if value} for cost in costs])
+            "ledger-damaged" if found is None else "wrong-version",
+            f"{journal.path} begins with format {found}, and this version of dpscaffold reads "
+            f"{FORMAT}; read it with the version that wrote it, or restore it",
+        )
+    return Opening.from_json(values, str(journal.path))

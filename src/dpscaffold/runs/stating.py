@@ -4,7 +4,6 @@ folder, or of several runs over the same records."""
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,9 +12,8 @@ from dpscaffold.errors import BadInput
 from dpscaffold.privacy import Facts, Part, Statement, charged
 from dpscaffold.privacy import state as state_parts
 from dpscaffold.privacy.mechanism import check_delta
-from dpscaffold.runs.data_key import KEY, read_key
-from dpscaffold.runs.journal import Journal
-from dpscaffold.runs.ledger import JOURNAL, Account, read_account
+from dpscaffold.runs.earlier import refuse_old
+from dpscaffold.runs.ledger import HEAD, JOURNAL, WITHIN, Account, read_account, read_statement
 
 
 @dataclass(frozen=True)
@@ -56,18 +54,31 @@ def subject_of(source: Path, delta: float | None = None) -> Subject:
 
 
 def is_model(folder: Path) -> bool:
-    """Whether this is the folder of a model, which has a statement and no ledger."""
-    ledgers = (folder / JOURNAL, folder / "ledger.json")
-    return (folder / "privacy.json").is_file() and not any(path.exists() for path in ledgers)
+    """Whether this is the folder of a model, or of a run without privacy: it has a statement and no
+    ledger."""
+    ledger = any((folder / name).exists() for name in (JOURNAL, HEAD))
+    return not ledger and _model_in(folder) is not None
+
+
+def _model_in(folder: Path) -> Path | None:
+    places = (folder, folder / WITHIN)
+    return next((place for place in places if (place / "privacy.json").is_file()), None)
 
 
 def _of_run(folder: Path, delta: float | None) -> Subject:
     """A run folder: its ledger holds the description of the run, so nothing else is needed."""
     account = read_account(folder)
+    parts = account.parts
     if delta is not None:
         check_delta("delta", delta)
-        account = account.at_delta(delta)
-    return Subject(str(folder), tuple(account.released), account.facts(), account)
+        parts = [_at_delta(part, delta / len(parts)) for part in parts]
+    return Subject(str(folder), tuple(parts), account.facts, account)
+
+
+def _at_delta(part: Part, delta: float) -> Part:
+    """The same part at another δ."""
+    run, ledger = replace(part.run, delta=delta), part.ledger and part.ledger.at_delta(delta)
+    return replace(part, run=run, ledger=ledger)
 
 
 def _of_configuration(path: Path, delta: float | None) -> Subject:
@@ -101,12 +112,10 @@ def _of_configuration(path: Path, delta: float | None) -> Subject:
 
 def of_model(folder: Path) -> Statement:
     """The statement that the run of a model wrote."""
-    path = folder / "privacy.json"
-    try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise BadInput("run-damaged", f"{path} cannot be read ({error}); restore it") from error
-    return Statement.from_json(stored, str(path))
+    refuse_old(folder)
+    said = read_statement(_model_in(folder) or folder)
+    assert said is not None
+    return said
 
 
 def together(
@@ -117,8 +126,9 @@ def together(
     if len(subjects) == 1:
         return state_parts(subjects[0].parts, subjects[0].facts)
     _refuse_copies(subjects)
-    data = {} if same_records else identities([Path(one.name) for one in subjects])
-    if same_records and not identities([Path(one.name) for one in subjects]):
+    known = identities(subjects)
+    data = {} if same_records else known
+    if same_records and not known:
         raise BadInput(
             "not-applicable",
             "--same-records is given, but these records are not compared and count as the same "
@@ -164,14 +174,14 @@ def _refuse_copies(subjects: Sequence[Subject]) -> None:
     for one, other in itertools.permutations(subjects, 2):
         if one.account is None or other.account is None:
             continue
-        if one.account.drawn.journal in other.account.continues:
+        if one.account.journal.first in other.account.continues:
             raise BadInput(
                 "run-copied",
                 f"{one.name} went on as {other.name}, which counts all that it released; leave "
                 f"{one.name} out",
             )
         copied = one.account.drawn.is_copy_of(other.account.drawn)
-        if copied and Journal(Path(other.name) / JOURNAL).follows(one.account.anchor):
+        if copied and one.account.journal.head in other.account.journal.heads:
             raise BadInput(
                 "run-copied",
                 f"{one.name} is a copy of {other.name}, whose ledger counts all that it released; "
@@ -179,17 +189,11 @@ def _refuse_copies(subjects: Sequence[Subject]) -> None:
             )
 
 
-def identities(sources: Sequence[Path]) -> dict[str, str]:
+def identities(subjects: Sequence[Subject]) -> dict[str, str]:
     """The identities of the records that the runs were made on; empty unless all were made with
     one key, since others cannot be compared."""
-    folders = [source for source in sources if (source / KEY).is_file()]
-    if len(folders) < len(sources) or len({read_key(path / KEY) for path in folders}) > 1:
+    accounts = [one.account for one in subjects]
+    keys = {one.secret.data_key if one and one.secret else None for one in accounts}
+    if None in keys or len(keys) > 1:
         return {}
-    found = {}
-    for source in sources:
-        path = source / "run.json"
-        try:
-            found[str(source)] = str(json.loads(path.read_text(encoding="utf-8"))["data"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise BadInput("run-damaged", f"{path} is damaged ({error}); restore it") from error
-    return found
+    return {one.name: one.account.opening.data for one in subjects if one.account}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,14 +14,14 @@ from dpscaffold import __version__
 from dpscaffold.atomic import draft_of, put_in_place
 from dpscaffold.errors import BadInput
 from dpscaffold.models.model import Model
-from dpscaffold.models.storage import WITHIN
 from dpscaffold.models.trained import Origin
 from dpscaffold.privacy.page import Statement
 from dpscaffold.privacy.seeds import Seed
 from dpscaffold.runs.account import PrivacyAccount
 from dpscaffold.runs.folder import RunFolder
 from dpscaffold.runs.history import HistoryRow
-from dpscaffold.runs.written import plain
+from dpscaffold.runs.ledger import WITHIN
+from dpscaffold.runs.summary import Summary
 from dpscaffold.sums.files import SumFile, read_sums
 from dpscaffold.sums.plan import SumsPlan
 
@@ -133,15 +132,11 @@ def write_run(plan: SumsPlan, made: Combined, folder: Path) -> Statement:
     account.attach(run, plan.digest, seed)
     _count(plan, account)
     said = account.statement()
-    account.write_statement(run, said)
     run.append_metrics(HistoryRow(1, {"arrived": float(len(plan.members))}))
     replace(made.model, privacy=said).save(draft / WITHIN)
-    summary = {
-        "algorithm": plan.setting.label,
-        "data": plan.setting.roster.title,
-        "ended": "completed",
-        "rounds": 1,
-    }
-    run.write_text("summary.json", json.dumps(plain(summary), indent=2) + "\n")
+    title = plan.setting.roster.title
+    run.write_summary(
+        Summary(algorithm=plan.setting.label, data=title, ended="completed", rounds=1)
+    )
     put_in_place(draft, folder)
     return said

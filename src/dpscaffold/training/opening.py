@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from dpscaffold.errors import BadInput
+from dpscaffold.federation.tables import Digest
 from dpscaffold.privacy.seeds import Seed
-from dpscaffold.runs.account import PrivacyAccount
+from dpscaffold.runs.account import AnyAccount, account_of
 from dpscaffold.runs.checkpoint import Checkpoint
-from dpscaffold.runs.data_key import fresh_key, identity, open_key
 from dpscaffold.runs.folder import Identity, RunFolder
 from dpscaffold.runs.history import HistoryRow
-from dpscaffold.runs.log import RunLog
+from dpscaffold.runs.secret import Secret, fresh_key, open_key
 from dpscaffold.runs.written import to_toml
 from dpscaffold.training.asked import Asked
 from dpscaffold.training.training import pick_up
@@ -27,7 +27,7 @@ class Begun:
     """A run whose folder is claimed and whose ledger is open: what it draws from, and where it
     goes on."""
 
-    account: PrivacyAccount
+    account: AnyAccount
     seed: Seed
     folder: RunFolder | None = None
     saved: Checkpoint | None = None
@@ -38,62 +38,59 @@ class Begun:
 def begun(asked: Asked) -> Iterator[Begun]:
     """Claim the run's folder, or pick up the run that it holds; other processes are kept out until
     the end."""
-    account = PrivacyAccount(asked.run)
+    account = account_of(asked.run)
     if asked.out is None:
         _refuse_without_folder(asked)
         account.check_room()
-        account.reserve()
+        account.begin()
         yield Begun(account, asked.run.seed())
         return
     _refuse_claims(asked)
     folder, digest = RunFolder(asked.out), asked.federation.digest()
-    known = Identity("", digest.covers, asked.engine, asked.home)
     open_ = _reopened if asked.resume and folder.holds_run else _opened
     try:
-        found = open_(asked, account, folder, digest.value, known)
-        log = RunLog(folder.path)
-        try:
-            if slower := getattr(asked.run.task, "slower", ""):
-                log.note(slower)  # the module was looked at when the run was made
-            yield found
-        finally:
-            log.close()
+        yield open_(asked, account, folder, digest)
     finally:
         folder.release()
 
 
-def _opened(
-    asked: Asked, account: PrivacyAccount, folder: RunFolder, digest: str, known: Identity
-) -> Begun:
+def _opened(asked: Asked, account: AnyAccount, folder: RunFolder, digest: Digest) -> Begun:
     """Claim a folder for a new run."""
     account.check_room()
     folder.check_free()
     key = fresh_key() if asked.data_key is None else open_key(asked.data_key)
-    known = replace(known, data=identity(key, digest))
     seed = asked.run.seed()
-    kept = None if account.run is None else seed
+    secret = Secret(key, None if account.run is None else seed)
+    known = _identity(asked, secret, digest)
     chosen = CHOSEN if asked.run.plan.learning_rate is None else ""
-    folder.begin(chosen + to_toml(asked.tables), known, asked.run.to_dict(), key, kept)
+    folder.begin(chosen + to_toml(asked.tables), known, secret)
     account.attach(folder, known.data, seed)
     return Begun(account, seed, folder)
 
 
-def _reopened(
-    asked: Asked, account: PrivacyAccount, folder: RunFolder, digest: str, known: Identity
-) -> Begun:
+def _reopened(asked: Asked, account: AnyAccount, folder: RunFolder, digest: Digest) -> Begun:
     """Continue the run of a folder, if it is the same run."""
     folder.lock()
-    stated, longer = asked.run.to_dict(), folder.is_outgrown(asked.run.plan)
-    folder.check_same(asked.tables, longer)
-    folder.check_setting(stated, longer)
-    known = replace(known, data=identity(folder.data_key(asked.data_key), digest))
-    folder.check_identity(known)
-    seed = asked.run.seed() if account.run is None else folder.kept_seed()
+    secret = folder.secret(private=account.run is not None)
+    if asked.data_key is not None and not secret.is_of(asked.data_key):
+        raise BadInput(
+            "data-key-changed",
+            f"--data-key is {asked.data_key}, and the run in {folder.path} began with another key; "
+            f"leave it out to resume",
+        )
+    known = _identity(asked, secret, digest)
+    folder.check_same(known, asked.tables)
+    seed = secret.seed or asked.run.seed()
     saved, history = pick_up(folder, account, known.data, seed)
-    account.extend(folder)
-    if longer:
-        folder.replan(to_toml(asked.tables), stated)
+    if folder.plan["rounds"] != asked.run.plan.rounds:
+        folder.replan(to_toml(asked.tables), known)
     return Begun(account, seed, folder, saved, history)
+
+
+def _identity(asked: Asked, secret: Secret, digest: Digest) -> Identity:
+    """What the run is, on these records."""
+    data = secret.identity(digest.value)
+    return Identity(asked.run.to_dict(), asked.engine, data, digest.covers, asked.home)
 
 
 def _refuse_without_folder(asked: Asked) -> None:

@@ -28,11 +28,11 @@ from dpscaffold.errors import BadInput, DeviceLost, RankLost
 from dpscaffold.federation import Federation
 from dpscaffold.models.model import Model
 from dpscaffold.models.personal import JOINING, Strength, own_models
-from dpscaffold.models.storage import WITHIN
 from dpscaffold.privacy.seeds import public_seed
 from dpscaffold.runs.checkpoint import Checkpoint
 from dpscaffold.runs.folder import RunFolder
 from dpscaffold.runs.history import MetricValues
+from dpscaffold.runs.ledger import WITHIN
 from dpscaffold.runs.written import plain
 from dpscaffold.tasks import Task
 from dpscaffold.tasks.fitting import require_task
@@ -327,7 +327,7 @@ def _stopping(settings: Configuration) -> Stopping | None:
 def _continued(made: Run, out: Path | str | None, resume: bool) -> Run:
     """The run with the step size that the run in the folder began with, where nobody gives one:
     that of more rounds would be chosen smaller."""
-    begun = RunFolder(Path(out)).rate if resume and out is not None else None
+    begun = RunFolder(out).plan.get("learning_rate") if resume and out is not None else None
     if begun is None or made.plan.learning_rate is not None:
         return made
     return replace(made, plan=made.plan.changed(learning_rate=begun))
@@ -486,7 +486,6 @@ def _result(asked: Asked, training: Training, ending: Ending, best: Optimum | No
         own=own,
     )
     if folder is not None:
-        account.write_statement(folder, statement)
         stored = ending.how != "interrupted"
         model = _save_model(folder, result.model) if stored else None
         folder.write_summary(summarise(result, model))

@@ -16,7 +16,7 @@ from dpscaffold.engines.memories import slot_metrics
 from dpscaffold.errors import Diverged
 from dpscaffold.privacy.seeds import Seed
 from dpscaffold.randomness.streams import Randomness
-from dpscaffold.runs.account import PrivacyAccount
+from dpscaffold.runs.account import AnyAccount
 from dpscaffold.runs.checkpoint import Checkpoint
 from dpscaffold.runs.folder import RunFolder
 from dpscaffold.runs.history import HistoryRow, MetricValues
@@ -87,7 +87,7 @@ class Training:
 
     run: Run
     engine: Engine
-    account: PrivacyAccount
+    account: AnyAccount
     randomness: Randomness
     folder: RunFolder | None = None
     evaluate: Evaluate = unknown
@@ -147,7 +147,7 @@ class Training:
             self.account.count_rest(self.randomness)  # its outputs have stopped it
             kept = f"; the last checkpoint is kept in {self.folder.path}"
         if self.folder is not None and self.account.run is not None:
-            kept += f", and all {self.account.ledger.rounds} planned rounds are counted there"
+            kept += f", and all {self.account.rounds} planned rounds are counted there"
         return Diverged(
             f"the run diverged at round {round}: the parameters are no longer finite; lower "
             f"plan.learning_rate (now {self.run.settled.learning_rate:g}) or privacy.noise, or "
@@ -216,7 +216,7 @@ class Training:
 
 
 def pick_up(
-    folder: RunFolder, account: PrivacyAccount, data: str, seed: Seed, resent: bool = False
+    folder: RunFolder, account: AnyAccount, data: str, seed: Seed, resent: bool = False
 ) -> tuple[Checkpoint | None, list[HistoryRow]]:
     """The last checkpoint of a folder with the rows before it, or None where the run begins; all is
     checked before anything is written. ``data`` and ``seed`` identify the run, ``resent`` says that

@@ -74,7 +74,7 @@ def run_lines(
         "",
         "[privacy]",
         "# Against the server. Participants are drawn by a seed of the operating system, unless",
-        "# plan.seed is given. The seed is kept in the run folder (seed.json).",
+        "# plan.seed is given. The seed is kept in the run folder (secret.json).",
         *_epsilon(epsilon, sum(sizes.values())),
         'sampling = "poisson"',
         f"clip = {clip_bound(target, norm, labels)}",

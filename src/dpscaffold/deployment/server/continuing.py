@@ -25,10 +25,10 @@ from dpscaffold.deployment.protocol.enrolment import EnrolledRun
 from dpscaffold.deployment.server.agreed import seed_of
 from dpscaffold.errors import BadInput
 from dpscaffold.randomness.streams import Randomness
-from dpscaffold.runs.account import PrivacyAccount
+from dpscaffold.runs.account import PrivacyAccount, account_of
 from dpscaffold.runs.checkpoint import Checkpoint
 from dpscaffold.runs.earlier import CONTINUED, EARLIER, People, keep_earlier, read_people
-from dpscaffold.runs.folder import RunFolder
+from dpscaffold.runs.folder import Identity, RunFolder
 from dpscaffold.runs.ledger import read_account
 
 SITES = "sites.json"
@@ -88,15 +88,14 @@ class EarlierRun:
         """
         marked = {"run": enrolled.run, "folder": str(new.path.resolve())}
         self.folder.write_text(CONTINUED, json.dumps(marked) + "\n")
-        accounts = PrivacyAccount(setting, self.enrolled.after)
+        accounts = account_of(setting, self.enrolled.after)
         seed = seed_of(setting, self.enrolled)
-        if accounts.run is not None:
+        if isinstance(accounts, PrivacyAccount):
             known = (self.enrolled.plan, seed, self.round, self.checkpoint.journal)
             accounts.attach(self.folder, *known, stored=True)
             self._count_repeats(enrolled, accounts, setting.cohort_size)
             people = self._people(enrolled)
             accounts.count_rest(Randomness(seed.value))
-            accounts.write_statement(self.folder, accounts.statement())
             keep_earlier(new.path, self.folder.path, people)
         new.save_checkpoint(self.start(enrolled, setting.algorithm))
 
@@ -104,7 +103,7 @@ class EarlierRun:
         """Count what sites released in the last round beyond this run's ledger: fresh noise for a
         round that was asked again. Rounds that were planned and never run do not make up for it:
         whoever repeats a round takes part in it both times."""
-        names, last = self.enrolled.names, self.enrolled.after + accounts.ledger.rounds
+        names, last = self.enrolled.names, self.enrolled.after + accounts.rounds
         counted = read_counts(self.folder.path, names)
         missing = {n: enrolled.earlier.get(n, 0) - counted.get(n, 0) for n in names}
         for time in range(max(missing.values())):
@@ -131,12 +130,11 @@ class EarlierRun:
 
 def read_counts(folder: Path, names: tuple[str, ...]) -> dict[str, int]:
     """How often the sites took part in a run and in those that it continues, by its ledgers."""
-    account = read_account(folder)
-    parts = account.parts or (account.ledger,)
-    people = account.people or (names,) * len(parts)
     counts: dict[str, int] = {}
-    for ledger, named in zip(parts, people, strict=True):
-        for name, count in zip(named, ledger.participations.tolist(), strict=True):
+    for part in read_account(folder).parts:
+        assert part.ledger is not None
+        took_part = part.ledger.participations.tolist()
+        for name, count in zip(part.people or names, took_part, strict=True):
             counts[name] = counts.get(name, 0) + count
     return counts
 
@@ -217,8 +215,8 @@ def refuse_others(offer: Offer, limits: Gaussian | None) -> None:
 
 def _refuse_other_plan(folder: RunFolder, offer: Offer) -> None:
     """The plan must be the same in every number; most often the noise was solved again."""
-    saved, now = folder.read_json("setting.json") or {}, offer.to_dict()
-    before, after = (_noise(tables) for tables in (saved, now))
+    saved, now = folder.described, offer.to_dict()
+    before, after = (_noise(tables) for tables in (saved.get("setting", {}), now))
     if before is not None and after is not None and before != after:
         raise BadInput(
             "plan-changed",
@@ -226,7 +224,7 @@ def _refuse_other_plan(folder: RunFolder, offer: Offer) -> None:
             f"gives {after!r}; the noise of a run cannot change, so set privacy.noise = "
             f"{before!r}, and leave privacy.epsilon out",
         )
-    folder.check_setting(now)
+    folder.check_same(Identity(now, saved["engine"], saved["data"], ""))
 
 
 def _noise(tables: Mapping[str, Any]) -> float | None:

@@ -42,13 +42,13 @@ from dpscaffold.deployment.server.sites import Patience, Sites, Stalled
 from dpscaffold.engines import Count, Draw, Round, State
 from dpscaffold.engines.adapter import Adapter
 from dpscaffold.errors import BadInput
-from dpscaffold.models.storage import WITHIN
 from dpscaffold.privacy.page import Statement
 from dpscaffold.privacy.seeds import Seed
 from dpscaffold.randomness.streams import Randomness
-from dpscaffold.runs.account import PrivacyAccount
+from dpscaffold.runs.account import PrivacyAccount, account_of
 from dpscaffold.runs.folder import Identity, RunFolder
 from dpscaffold.runs.history import HistoryRow, MetricValues
+from dpscaffold.runs.ledger import WITHIN
 from dpscaffold.runs.summary import Summary
 from dpscaffold.runs.written import to_toml
 from dpscaffold.training.training import Ending, Training, pick_up
@@ -142,23 +142,26 @@ class Deployment:
             self.folder.check_free()
             earlier = earlier_run(continues, self.offer, names, self.limits)
             enrolled = replace(enrolled, continues=earlier.enrolled.run, after=earlier.round)
-        identity = Identity(enrolled.plan, "the plan; the records are the sites' own", "sites")
-        self.folder.begin(to_toml(self.config), identity, self.offer.to_dict())
+        self.folder.begin(to_toml(self.config), self._identity(enrolled))
         if continues is not None:
             self.folder.write_text(CONTINUES, json.dumps({"folder": str(continues.resolve())}))
         self._keep(enrolled)
         return enrolled
 
+    def _identity(self, enrolled: EnrolledRun) -> Identity:
+        covers = "the plan; the records are the sites' own"
+        return Identity(self.offer.to_dict(), "sites", enrolled.plan, covers)
+
     def _known(self, names: tuple[str, ...]) -> EnrolledRun:
         refuse_continued(self.folder, "--out")
         self.folder.lock()
-        self.folder.check_setting(self.offer.to_dict())
         saved = self.folder.read_json(SITES)
         if saved is None:
             raise BadInput(
                 "not-a-run", f"{self.folder.path} holds no deployed run ({SITES}); name another"
             )
         enrolled = EnrolledRun.from_dict(saved)
+        self.folder.check_same(self._identity(enrolled))
         if enrolled.plan != digest(self.offer.to_dict()):
             raise BadInput(
                 "plan-changed",
@@ -278,7 +281,7 @@ class DeployedRun:
         self.training = Training(
             run=setting,
             engine=self,
-            account=PrivacyAccount(setting, before=sites.enrolled.after),
+            account=account_of(setting, before=sites.enrolled.after),
             randomness=Randomness(self._seed.value),
             folder=self.out,
             evaluate=self._score,
@@ -350,14 +353,14 @@ class DeployedRun:
         """The larger of this ledger's count and the site's own: an interrupted participation, and a
         round that was asked again and answered with fresh noise, are releases too."""
         account = self.training.account
-        if account.run is None:
+        if not isinstance(account, PrivacyAccount):
             return
         names, asked = self.sites.enrolled.names, draw.active.tolist()
         while True:
             behind = [
                 user
                 for user in asked
-                if self.post.seen.get(names[user], 0) > account.ledger.participations[user]
+                if self.post.seen.get(names[user], 0) > account.account.ledger.participations[user]
             ]
             if not behind:
                 return
@@ -384,7 +387,6 @@ class DeployedRun:
         training, state = self.training, self.training.state
         account, history = training.account, training.history
         said = account.statement()
-        account.write_statement(self.out, said)
         over = ending.how in ("completed", "budget")
         if over:
             self._settle(state)
