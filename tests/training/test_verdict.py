@@ -8,14 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from stated import summary_of, written
+from stated import summary_of
 from typed import HOSPITALS, done_here
 
 from dpscaffold import Federation, Gaussian, Logistic, Plan, fedavg, synthetic
 from dpscaffold.config import make_run
 from dpscaffold.data.drafts.draft import run_lines
 from dpscaffold.federation.roster import FEW_USERS
-from dpscaffold.privacy import Part, round_up, state
+from dpscaffold.privacy import Part, state
 from dpscaffold.training.evaluator import baseline
 from dpscaffold.training.verdict import cause, verdict
 
@@ -83,21 +83,6 @@ def test_advice_and_drafts_agree_on_how_many_sites_may_all_take_part() -> None:
         assert any(line.startswith("user_ratio = 1 ") for line in drafted) is all_of_them
 
 
-def test_the_last_lines_say_what_people_ask(hospitals: Path) -> None:
-    lines = trained("--out", "runs/h", "--set", "plan.rounds=5", "--set", "privacy=false")
-    assert [line[:9].strip() for line in lines if line[:9].strip()][1:] == [
-        "quality",
-        "privacy",
-        "outside",
-        "next",
-    ]
-    assert lines[0].startswith("h: 5 rounds of SCAFFOLD, 9 sites, ")
-    for metric in ("accuracy", "log-loss", "balanced accuracy", "AUC", "F1"):
-        assert f"{metric} 0." in lines[1]
-    assert "not private" in lines[-3] and "dpscaffold privacy runs/h" in lines[-2]
-    assert "dpscaffold evaluate runs/h" in lines[-1]
-
-
 @pytest.mark.parametrize(("kind", "classes"), [("class", 2), ("class", 3), ("number", 0)])
 @pytest.mark.parametrize("useful", [True, False])
 def test_a_useless_model_is_told_from_a_useful_one(kind: str, classes: int, useful: bool) -> None:
@@ -124,13 +109,3 @@ def test_a_useless_model_is_told_from_a_useful_one(kind: str, classes: int, usef
 def _auc(score: np.ndarray, true: np.ndarray) -> float:
     """By its definition: pairs in the right order."""
     return float((score[true][:, None] > score[~true][None]).mean())
-
-
-def test_a_run_is_told_on_one_screen(hospitals: Path) -> None:
-    trained("--out", "runs/h", "--set", "plan.rounds=3", "--set", "privacy.secret=true")
-    said = written(Path("runs/h"))
-    short = done_here("privacy", "runs/h").stdout
-    assert len(short.splitlines()) <= 25
-    assert round_up(said.towards("server").epsilon) in short
-    for sentence in (words for _, words in said.outside):
-        assert sentence[:60] in short
