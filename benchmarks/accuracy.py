@@ -42,7 +42,7 @@ def main() -> None:
     for level in (5.0, 0.0):
         federations = [synthetic(level, level, seed=seed) for seed in SEEDS]
         optima = [
-            solve(federation, task, Plan().regularisation).test_accuracy
+            solve(federation, task, Plan().regularisation).metrics["test_accuracy"]
             for federation in federations
         ]
         lines = [("DP-SCAFFOLD", scaffold(), NOISE, 0.5)]

@@ -60,7 +60,7 @@ def test_a_folder_is_written_only_where_one_is_asked_for(
 @pytest.mark.parametrize(
     ("privacy", "said"),
     [
-        ({"release": True}, "no-run-folder: out='runs/release'"),
+        ({"release": True}, "no-run-folder: release … out='runs/first'"),
         (
             {"budget_file": "b.jsonl"},
             "no-run-folder: is 'b.jsonl' … out='runs/first'",
@@ -70,11 +70,10 @@ def test_a_folder_is_written_only_where_one_is_asked_for(
 def test_a_ledger_that_must_be_kept_needs_a_folder(
     privacy: dict[str, object], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Refused before the data are read: their file does not exist."""
+    """Refused before the first round, and nothing is written."""
     monkeypatch.chdir(tmp_path)
-    data = {"source": "csv", "path": "no.csv", "label": "a", "user": "b"}
     with refuses(said):
-        run({"data": data, "privacy": {"noise": 4.0, **privacy}})
+        run({"data": TABLES["data"], "privacy": {"noise": 4.0, **privacy}})
     given = synthetic(users=4, records=40, dimension=4, classes=3)
     options = {"release": ["unprotected-preprocessing"]}
     more, given_file = (options, None) if "release" in privacy else ({}, "b.jsonl")

@@ -60,7 +60,7 @@ def test_it_is_scikit_learns_solution():
         for t, _ in map(data.test.of, range(3))
     ]
     scores = [model.score(r, data.test.of(i)[1].numpy()) for i, r in enumerate(rows)]
-    assert found.test_accuracy == pytest.approx(sum(scores) / 3, abs=1e-6)
+    assert found.metrics["test_accuracy"] == pytest.approx(sum(scores) / 3, abs=1e-6)
 
 
 def test_users_count_equally_whatever_their_sizes():

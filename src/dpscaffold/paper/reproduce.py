@@ -156,8 +156,9 @@ def _optima(cases: list[Case], scale: float, loader: Loader) -> dict[tuple[str, 
         objective = case.objective
         if objective not in found and (scale == 1 or objective[1] > 0):
             best = loader.optimum(case)
-            if best is not None and best.test_accuracy is not None:
-                found[objective] = best.test_accuracy
+            accuracy = None if best is None else best.metrics.get("test_accuracy")
+            if accuracy is not None:
+                found[objective] = accuracy
     return found
 
 

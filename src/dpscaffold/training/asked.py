@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dpscaffold.config import Run
+from dpscaffold.config.release import check_release
 from dpscaffold.engines import ENGINES, Hardware
 from dpscaffold.engines.ranks import Ranks
 from dpscaffold.errors import BadInput, nearest
@@ -67,12 +68,53 @@ class Asked:
                 f"engine is {self.engine!r}{nearest(self.engine, ENGINES)}; choose one of "
                 f"{', '.join(ENGINES)}",
             )
+        if self.out is None:
+            self._refuse_without_folder()
+        self._refuse_claims()
+        check_release(self.run, self.federation)
         if OPTIMUM in self.named:
             require_convex(self.run.task)
         self.measures.chosen(self.federation.target)  # refuses here, not at the first evaluation
         if self.stopping is not None:  # rows that do not fit are refused before the first round
             first = self.run.task.initial(self.run.plan.public_seed)
             self.stopping.value(Model.of(self.federation, self.run.task, first))
+
+    def _refuse_without_folder(self) -> None:
+        """Refuse what only a run folder can keep."""
+        privacy = self.run.privacy
+        file = None if privacy is None else privacy.budget_file
+        reasons = {
+            "resume is asked for": self.resume,
+            f"data_key is {self.data_key}": self.data_key is not None,
+            "a release is asked for": self.releases,
+            f"privacy.budget_file is '{file}'": file is not None,
+        }
+        for reason in [reason for reason, given in reasons.items() if given]:
+            raise BadInput(
+                "no-run-folder",
+                f"{reason} without a run folder, which keeps the run's ledger and its privacy "
+                f"statement; name one with out (--out), such as out='runs/first'",
+            )
+
+    def _refuse_claims(self) -> None:
+        """The configuration of a folder must not claim more than the run does."""
+        said = self.tables.get("privacy") or {}
+        kept = {
+            "secret": (self.run.secret, "Gaussian(secret=True)"),
+            "release": (self.releases, "release=True"),
+        }
+        for name, (true, give) in kept.items():
+            if said.get(name) and not true:
+                raise BadInput(
+                    "configuration-not-kept",
+                    f"config says privacy.{name} = true, and the run does not keep it; give "
+                    f"{give}, or leave it out of config",
+                )
+
+    @property
+    def releases(self) -> bool:
+        """Whether the model is meant for release."""
+        return self.run.privacy is not None and self.run.privacy.allowed is not None
 
     @property
     def named(self) -> tuple[str, ...]:

@@ -40,12 +40,10 @@ def begun(asked: Asked) -> Iterator[Begun]:
     the end."""
     account = account_of(asked.run)
     if asked.out is None:
-        _refuse_without_folder(asked)
         account.check_room()
         account.begin()
         yield Begun(account, asked.run.seed())
         return
-    _refuse_claims(asked)
     folder, digest = RunFolder(asked.out), asked.federation.digest()
     open_ = _reopened if asked.resume and folder.holds_run else _opened
     try:
@@ -91,33 +89,3 @@ def _identity(asked: Asked, secret: Secret, digest: Digest) -> Identity:
     """What the run is, on these records."""
     data = secret.identity(digest.value)
     return Identity(asked.run.to_dict(), asked.engine, data, digest.covers, asked.home)
-
-
-def _refuse_without_folder(asked: Asked) -> None:
-    if asked.resume:
-        raise BadInput(
-            "no-run-folder",
-            "resume is asked for without a run folder; name it with out (--out)",
-        )
-    if asked.data_key is not None:
-        raise BadInput(
-            "no-run-folder",
-            f"data_key is {asked.data_key} without a run folder, and nothing of the run is "
-            f"stored to be compared; name a folder with out",
-        )
-
-
-def _refuse_claims(asked: Asked) -> None:
-    """The configuration of a folder must not claim more than the run does."""
-    said, privacy = dict(asked.tables.get("privacy") or {}), asked.run.privacy
-    claims = {
-        "secret": bool(said.get("secret")) and not asked.run.secret,
-        "release": bool(said.get("release")) and (privacy is None or privacy.allowed is None),
-    }
-    for name in [name for name, false in claims.items() if false]:
-        raise BadInput(
-            "configuration-not-kept",
-            f"config says privacy.{name} = true, and the run does not keep it; give "
-            f"{'release=True' if name == 'release' else 'Gaussian(secret=True)'}, or leave it "
-            f"out of config",
-        )

@@ -3,7 +3,7 @@ reach."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -14,19 +14,20 @@ from torch import Tensor
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
 from dpscaffold.tasks import Batch, Task
-from dpscaffold.training.evaluator import Evaluator
+from dpscaffold.training.evaluator import Evaluator, Metrics
+
+#: Records whose losses are added up together.
+BLOCK = 1 << 16
 
 
 @dataclass(frozen=True)
 class Optimum:
-    """x*, F(x*), the norm of ∇F there, its test accuracy averaged over users (none where a number
-    is predicted), and all its test metrics."""
+    """x*, F(x*), the norm of ∇F there, and its test metrics."""
 
     params: Tensor
     loss: float
     gradient_norm: float
-    test_accuracy: float | None
-    metrics: dict[str, float | None] = field(default_factory=dict)
+    metrics: Metrics
 
 
 def require_convex(task: Task) -> None:
@@ -55,15 +56,9 @@ def solve(federation: Federation, task: Task, regularisation: float) -> Optimum:
     # L-BFGS on the weighted sum over all records, in blocks.
     train = federation.train
     share = torch.repeat_interleave(1.0 / (train.users * train.sizes.double()), train.sizes)
-    size = 1 << 16
-    blocks = [
-        (
-            task.prepare(train.features[start : start + size].double()),
-            train.labels[start : start + size],
-            share[start : start + size],
-        )
-        for start in range(0, len(train), size)
-    ]
+    columns = (train.features, train.labels, share)
+    parts = zip(*(column.split(BLOCK) for column in columns), strict=True)
+    blocks = [(task.prepare(x.double()), labels, weight) for x, labels, weight in parts]
 
     def value_and_gradient(flat: np.ndarray) -> tuple[float, np.ndarray]:
         x = torch.from_numpy(flat)
@@ -81,6 +76,5 @@ def solve(federation: Federation, task: Task, regularisation: float) -> Optimum:
         found = minimize(value_and_gradient, start, jac=True, method="L-BFGS-B", options=options)
     params = torch.from_numpy(found.x)
     evaluator = Evaluator(federation, task, regularisation, torch.device("cpu"))
-    metrics = evaluator.test_side(params.float())
     norm = float(np.linalg.norm(value_and_gradient(found.x)[1]))
-    return Optimum(params, float(found.fun), norm, metrics.get("test_accuracy"), metrics)
+    return Optimum(params, float(found.fun), norm, evaluator.test_side(params.float()))

@@ -18,7 +18,6 @@ from dpscaffold.checks import instance
 from dpscaffold.config import Configuration, Run, load, make_run
 from dpscaffold.config.gaussian import Gaussian, overruled
 from dpscaffold.config.plan import Plan
-from dpscaffold.config.release import check_release
 from dpscaffold.config.secure import Secure
 from dpscaffold.data.loading import load_federation
 from dpscaffold.engines import Hardware, State
@@ -141,10 +140,8 @@ def train(
                 "not-a-list", f"metrics is '{metrics}'; give a list: metrics=['{metrics}']"
             )
         privacy = _released(privacy, overruled(release))
-        require_folder(out, privacy)
         data = federation if federation.mapped else federation.validated()
         made = make_run(data.roster, task, algorithm, plan, privacy, secure)
-        check_release(made, data)
         asked = Asked(
             _continued(made, out, resume),
             data,
@@ -205,10 +202,8 @@ def run(
     ranks = join(device, distributed)
     with together(ranks):
         settings = _settings(config, overrides)
-        require_folder(out, settings.privacy)
         data = federation or load_federation(settings.data, say)
         made = settings.setting(data)
-        check_release(made, data)
         made = _continued(made, out, resume)
         asked = Asked(
             made,
@@ -272,24 +267,6 @@ def run_seeds(
 
 
 # --- before the first round
-
-
-def require_folder(out: Path | str | None, privacy: Gaussian | None) -> None:
-    """Refuse, where no run folder is named, a run whose ledger must be kept."""
-    if out is not None or privacy is None:
-        return
-    if privacy.allowed is not None:
-        raise BadInput(
-            "no-run-folder",
-            "a release is asked for without a run folder, which keeps its ledger and its privacy "
-            "statement; name one, such as out='runs/release'",
-        )
-    if privacy.budget_file is not None:
-        raise BadInput(
-            "no-run-folder",
-            f"privacy.budget_file is '{privacy.budget_file}', and a run takes from it only with a "
-            f"run folder, which keeps its ledger; name one, such as out='runs/first'",
-        )
 
 
 def _settings(
