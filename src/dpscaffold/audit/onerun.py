@@ -38,8 +38,7 @@ from dpscaffold.runs.account import AnyAccount, account_of
 from dpscaffold.runs.folder import RunFolder
 from dpscaffold.tasks import Batch
 from dpscaffold.tasks.clipping import row_squares
-from dpscaffold.training.asked import Asked
-from dpscaffold.training.opening import Begun, begun
+from dpscaffold.training.opening import Asked, Begun, begun
 
 #: The engine that it runs on.
 ENGINE = "simulator"

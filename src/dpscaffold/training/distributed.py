@@ -33,8 +33,8 @@ from dpscaffold.federation import Federation
 from dpscaffold.federation.share import UserShare
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.runs.written import plain
-from dpscaffold.training.asked import Asked
-from dpscaffold.training.evaluator import Evaluator, Metrics, evaluation_task
+from dpscaffold.training.evaluator import Evaluator, Metrics
+from dpscaffold.training.opening import Asked
 from dpscaffold.training.optimum import Optimum
 from dpscaffold.training.result import Result
 
@@ -225,7 +225,7 @@ class Single:
         run, device = self.asked.run, self.asked.hardware.device
         return Evaluator(
             federation,
-            evaluation_task(run.task, device),
+            run.task,
             run.plan.regularisation,
             device,
             None if best is None else best.loss,

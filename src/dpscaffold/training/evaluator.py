@@ -22,7 +22,6 @@ from dpscaffold.federation import Federation, Records
 from dpscaffold.federation.schema import Target
 from dpscaffold.runs.history import HistoryRow
 from dpscaffold.tasks import Batch, Loss, Task
-from dpscaffold.tasks.base import apart
 from dpscaffold.tasks.clipping import prepared
 from dpscaffold.tasks.metrics import (
     METRICS,
@@ -88,12 +87,6 @@ class Measures:
             return expected
         wanted = dict.fromkeys((expected[0].name, *self.metrics))
         return tuple(METRICS[name] for name in wanted)
-
-
-def evaluation_task(task: Task, device: torch.device) -> Task:
-    """The task that evaluates models next to the rounds on a GPU: a copy where it holds a module,
-    which changes while it is used."""
-    return copy.deepcopy(task) if device.type == "cuda" and not apart(task) else task
 
 
 class Evaluator:
@@ -289,10 +282,10 @@ def late(
     first = rounds - max(1, round(fraction * rounds))
     rows = [row for row in history if row.round > first] or history[-1:]
     values = [row.metrics.get(metric) for row in rows]
-    found = [math.nan if value is None else float(value) for value in values]
-    if diverged is not None or not found or not all(map(math.isfinite, found)):
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    if diverged is not None or not values or len(known) < len(values):
         return None
-    return sum(found) / len(found)
+    return sum(known) / len(known)
 
 
 def _log(value: float) -> float:

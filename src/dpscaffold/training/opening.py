@@ -1,13 +1,22 @@
-"""How a run begins, or goes on where its folder stands."""
+"""What is asked of a run, and how it begins, or goes on where its folder stands."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from dpscaffold.errors import BadInput
+from dpscaffold.config import Run
+from dpscaffold.config.release import check_release
+from dpscaffold.engines import ENGINES, Hardware
+from dpscaffold.engines.ranks import Ranks
+from dpscaffold.errors import BadInput, nearest
+from dpscaffold.federation import Federation
 from dpscaffold.federation.tables import Digest
+from dpscaffold.models.model import Model
+from dpscaffold.models.trained import Origin
 from dpscaffold.privacy.seeds import Seed
 from dpscaffold.runs.account import AnyAccount, account_of
 from dpscaffold.runs.checkpoint import Checkpoint
@@ -15,11 +24,138 @@ from dpscaffold.runs.folder import Identity, RunFolder
 from dpscaffold.runs.history import HistoryRow
 from dpscaffold.runs.secret import Secret, fresh_key, open_key
 from dpscaffold.runs.written import to_toml
-from dpscaffold.training.asked import Asked
-from dpscaffold.training.training import pick_up
+from dpscaffold.training.evaluator import OPTIMUM, Measures
+from dpscaffold.training.optimum import require_convex
+from dpscaffold.training.stopping import Stopping
+from dpscaffold.training.training import OnRound, ignore, pick_up
+
+#: Your own metric: the model and the evaluation data → a number, under the function's name.
+OwnMetric = Callable[[Model, Federation], float]
 
 #: What a run folder's config.toml says where nobody gave the step size.
 CHOSEN = "# plan.learning_rate was chosen from public numbers: sizes, plan and noise.\n"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked of a run, checked: what runs, on which records and processes, and where it is
+    kept.
+
+    Args:
+        run: Plan, mechanism, task and algorithm.
+        federation: The records.
+        hardware: Where this process computes.
+        engine: ``"simulator"`` or ``"loop"``.
+        out: The run folder; None stores nothing.
+        resume: Whether a run in that folder is continued.
+        config: The tables that the folder's ``config.toml`` will have; None for those of the run.
+        home: The folder of the configuration, where it names files of a user's own.
+        metrics: Names, or functions of the model and the federation.
+        stopping: Ends the run early.
+        data_key: The file with the key of the records' identity.
+        on_round: Called after every round with its row.
+        progress: Whether a live line is shown.
+        ranks: The processes that share the run; None for one.
+    """
+
+    run: Run
+    federation: Federation
+    hardware: Hardware
+    engine: str = "simulator"
+    out: Path | None = None
+    resume: bool = False
+    config: Mapping[str, Any] | None = None
+    home: str | None = None
+    metrics: tuple[str | OwnMetric, ...] = ()
+    stopping: Stopping | None = None
+    data_key: Path | None = None
+    on_round: OnRound = ignore
+    progress: bool = False
+    ranks: Ranks | None = None
+
+    def __post_init__(self) -> None:
+        if self.engine not in ENGINES:
+            raise BadInput(
+                "unknown-engine",
+                f"engine is {self.engine!r}{nearest(self.engine, ENGINES)}; choose one of "
+                f"{', '.join(ENGINES)}",
+            )
+        if self.out is None:
+            self._refuse_without_folder()
+        self._refuse_claims()
+        check_release(self.run, self.federation)
+        if OPTIMUM in self.named:
+            require_convex(self.run.task)
+        self.measures.chosen(self.federation.target)  # refuses here, not at the first evaluation
+        if self.stopping is not None:  # rows that do not fit are refused before the first round
+            first = self.run.task.initial(self.run.plan.public_seed)
+            self.stopping.value(Model.of(self.federation, self.run.task, first))
+
+    def _refuse_without_folder(self) -> None:
+        """Refuse what only a run folder can keep."""
+        privacy = self.run.privacy
+        file = None if privacy is None else privacy.budget_file
+        reasons = {
+            "resume is asked for": self.resume,
+            f"data_key is {self.data_key}": self.data_key is not None,
+            "a release is asked for": self.releases,
+            f"privacy.budget_file is '{file}'": file is not None,
+        }
+        for reason in [reason for reason, given in reasons.items() if given]:
+            raise BadInput(
+                "no-run-folder",
+                f"{reason} without a run folder, which keeps the run's ledger and its privacy "
+                f"statement; name one with out (--out), such as out='runs/first'",
+            )
+
+    def _refuse_claims(self) -> None:
+        """The configuration of a folder must not claim more than the run does."""
+        said = self.tables.get("privacy") or {}
+        kept = {
+            "secret": (self.run.secret, "Gaussian(secret=True)"),
+            "release": (self.releases, "release=True"),
+        }
+        for name, (true, give) in kept.items():
+            if said.get(name) and not true:
+                raise BadInput(
+                    "configuration-not-kept",
+                    f"config says privacy.{name} = true, and the run does not keep it; give "
+                    f"{give}, or leave it out of config",
+                )
+
+    @property
+    def releases(self) -> bool:
+        """Whether the model is meant for release."""
+        return self.run.privacy is not None and self.run.privacy.allowed is not None
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """The metrics that have names."""
+        return tuple(metric for metric in self.metrics if isinstance(metric, str))
+
+    @property
+    def measures(self) -> Measures:
+        """What the evaluator measures."""
+        return Measures.of(self.named, self.run.task)
+
+    @property
+    def tables(self) -> Mapping[str, Any]:
+        """What ``config.toml`` says."""
+        return self.run.to_dict() if self.config is None else self.config
+
+    @property
+    def label(self) -> str:
+        """What the run is called while it goes on."""
+        simulated = self.run.privacy is not None and not self.run.secret
+        return f"{self.run.label}{' (simulated)' if simulated else ''}"
+
+    @property
+    def origin(self) -> Origin:
+        """Where the model will come from; several labels are found by their names."""
+        columns = dict((self.config or {}).get("data", {}))
+        label = columns.get("label")
+        label = label if isinstance(label, str) else None
+        return Origin(self.run.label, self.federation.title, label=label, site=columns.get("user"))
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.runs.history import HistoryRow
-from dpscaffold.training.evaluator import Evaluator, Metrics, evaluate_all, evaluation_task, late
+from dpscaffold.training.evaluator import Evaluator, Metrics, evaluate_all, late
 from dpscaffold.training.events import Listener, RoundDone, silence
 from dpscaffold.training.shared_draws import shared_draws
 
@@ -257,7 +257,7 @@ def evaluators_of(
     """One evaluator per run; those of one federation share its records."""
     first: dict[int, Evaluator] = {}
     found = []
-    task = evaluation_task(settings[0].task, device)
+    task = settings[0].task
     for setting, data in zip(settings, federations, strict=True):
         strength = setting.plan.regularisation
         base = first.setdefault(id(data), Evaluator(data, task, strength, device))

@@ -35,10 +35,9 @@ from dpscaffold.runs.ledger import WITHIN
 from dpscaffold.runs.written import plain
 from dpscaffold.tasks import Task
 from dpscaffold.tasks.fitting import require_task
-from dpscaffold.training.asked import Asked, OwnMetric
 from dpscaffold.training.distributed import join, leads, own_hardware, sharing, together
 from dpscaffold.training.evaluator import OPTIMUM, Metrics
-from dpscaffold.training.opening import begun
+from dpscaffold.training.opening import Asked, OwnMetric, begun
 from dpscaffold.training.optimum import Optimum, solve
 from dpscaffold.training.progress import Progress
 from dpscaffold.training.result import Result, summarise

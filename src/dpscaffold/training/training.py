@@ -46,11 +46,6 @@ def both(first: OnRound, second: OnRound) -> OnRound:
     return call
 
 
-def unknown(state: State) -> MetricValues:
-    """Nothing is measured of the model."""
-    return {}
-
-
 @dataclass(frozen=True)
 class Ending:
     """How a run ended: ``completed``, ``interrupted``, ``budget`` or ``stalled``, and why."""
@@ -76,8 +71,8 @@ class Training:
         engine: Where rounds are taken.
         account: The ledger.
         randomness: The streams from which participants are drawn.
-        folder: Where metrics and checkpoints are stored; None stores nothing.
         evaluate: Gives the metrics of a model.
+        folder: Where metrics and checkpoints are stored; None stores nothing.
         stopping: Stops the run early, by ``validation`` among these metrics.
         on_round: Called after every round.
         every: The number of rounds from one checkpoint to the next.
@@ -89,8 +84,8 @@ class Training:
     engine: Engine
     account: AnyAccount
     randomness: Randomness
+    evaluate: Evaluate
     folder: RunFolder | None = None
-    evaluate: Evaluate = unknown
     stopping: Stopping | None = None
     on_round: OnRound = ignore
     every: int = 1
