@@ -91,7 +91,8 @@ def page_of(folder: Path) -> str:
 
 def summary_of(folder: Path) -> dict[str, Any]:
     """How a run ended, as the last line of its metrics says."""
-    return RunFolder(folder).summary().to_json()
+    said = RunFolder(folder).summary().to_json()
+    return {**said, **said.pop("metrics", {})}
 
 
 def described(folder: Path) -> dict[str, Any]:

@@ -36,7 +36,7 @@ from dpscaffold.privacy import (
 )
 from dpscaffold.privacy.mechanism import Sampling, Unit
 from dpscaffold.runs.budget_file import BudgetFile, BudgetFileContents
-from dpscaffold.runs.stating import Subject, is_model, of_model, subject_of, together
+from dpscaffold.runs.stating import Subject, of_model, subject_of, together
 
 #: The numbers of a plan that has no file; without the first seven there is no run.
 NUMBERS = (
@@ -121,12 +121,12 @@ def privacy_command(
         {"--already-spent": already_spent},
         "which is about a new budget file; name one (FILE.jsonl), with its --epsilon and --delta",
     )
-    if len(sources) == 1 and is_model(sources[0]):
+    if len(sources) == 1 and (stored := of_model(sources[0])):
         given: dict[str, object] = {"--delta": delta, "--colluders": colluders}
         given |= {"--epsilon": epsilon, "--guess": guess}
         given |= {"--solve": solve, "--against": against}
         refuse_given(given, "and the statement of a model is what its run wrote; name the run")
-        _show(of_model(sources[0]), as_json, str(sources[0]))
+        _show(stored, as_json, str(sources[0]))
         return
     solving = epsilon is not None or guess is not None
     if not solving:

@@ -196,7 +196,7 @@ def _tell(result: Result, folder: Path, as_json: bool, quiet: bool) -> None:
 
     if as_json:
         answer = {
-            **summarise(result),
+            **summarise(result).to_json(),
             "folder": str(folder),
             "privacy": result.privacy.to_json(),
             **({} if result.joining is None else {"joining": result.joining.to_dict()}),

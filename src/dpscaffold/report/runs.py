@@ -151,12 +151,12 @@ def mean_of(folder: Path, runs: Sequence[RunRecord]) -> RunRecord:
     stated = [run.privacy for run in runs if run.privacy is not None]
     privacy = max(stated, key=lambda said: said.epsilon or 0.0, default=None)
     history = _mean_history(runs)
-    summary = _mean([run.summary for run in runs])
+    summary = _mean([run.summary.to_json() for run in runs])
     finals = [run.summary.final for run in runs if run.summary.final]
     summary |= {"final": _mean(finals)} if len(finals) == len(runs) else {}
     if any(run.summary.ended != "completed" for run in runs):
         summary["ended"] = "unfinished"
-    return RunRecord(folder, Summary.from_json(summary), history, privacy, tuple(runs))
+    return RunRecord(folder, Summary.from_json(summary, str(folder)), history, privacy, tuple(runs))
 
 
 def _mean(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -11,7 +11,6 @@ import math
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
 
 import numpy as np
 
@@ -26,28 +25,9 @@ from dpscaffold.privacy.seeds import Seed, origin_of
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.runs.earlier import mark_of_earlier
 from dpscaffold.runs.folder import RunFolder
-from dpscaffold.runs.journal import Anchor, Journal, Unwritten
-from dpscaffold.runs.ledger import WITHIN, Account, Opening, RoundEntry, begin_account, check_anchor
+from dpscaffold.runs.journal import Anchor, Unwritten
+from dpscaffold.runs.ledger import WITHIN, Account, Opening, RoundEntry, begin_account
 from dpscaffold.runs.reservation import BudgetReservation
-
-
-class Limit(Protocol):
-    """A limit on what a run may spend besides the cap of each user, which its ledger keeps."""
-
-    def check(self) -> None:
-        """Refuse, before anything is written, a run that does not fit."""
-
-    def begin(self, account: Account) -> None:
-        """Begin the run of this account, or go on with it."""
-
-    def extend(self, rounds: int) -> None:
-        """Allow more rounds, up to this one, or refuse."""
-
-    def refuses(self, round: int, again: bool) -> str:
-        """Why this round must not run, or the empty string."""
-
-    def enter(self, round: int, again: bool) -> None:
-        """Count a round, before its uploads are used."""
 
 
 class NoAccount:
@@ -69,7 +49,6 @@ class NoAccount:
         folder: RunFolder,
         data: str,
         seed: Seed,
-        completed: int = 0,
         anchor: Anchor | None = None,
         stored: bool = False,
     ) -> None:
@@ -125,7 +104,7 @@ class PrivacyAccount:
         )
         self.account = Account(self._opening, Unwritten())
         self.account.allowed(1, [0])  # refuses, here and not in the first round, an impossible cap
-        self.limits: list[Limit] = []
+        self.limits: list[BudgetReservation] = []
         if privacy.budget_file is not None:
             if reason := no_guarantee(self.run):
                 raise BadInput(
@@ -167,18 +146,17 @@ class PrivacyAccount:
         folder: RunFolder,
         data: str,
         seed: Seed,
-        completed: int = 0,
         anchor: Anchor | None = None,
         stored: bool = False,
     ) -> None:
         """Keep the ledger in a run folder; picks up what was spent there, and gives the run the
         rounds of its plan beyond those that it was planned with.
 
-        ``data`` is the identity of the run's data, ``seed`` what its participants are drawn from.
-        ``completed`` and ``anchor`` are the round and journal of the checkpoint: what was spent is
-        at or beyond them. Nothing is written before all is checked. ``stored`` says that
-        participants keep their uploads, so that a round that is run again is the same release;
-        those that are not are passed to :meth:`count_again`.
+        ``data`` is the identity of the run's data, ``seed`` what its participants are drawn from,
+        and ``anchor`` the journal of the checkpoint: what was spent is at or beyond it. Nothing is
+        written before all is checked. ``stored`` says that participants keep their uploads, so that
+        a round that is run again is the same release; those that are not are passed to
+        :meth:`count_again`.
         """
         asked = replace(
             self._opening,
@@ -187,9 +165,7 @@ class PrivacyAccount:
             mark=seed.mark,
             earlier=mark_of_earlier(folder.path),
         )
-        account = begin_account(folder.path, asked, max(0, completed - self.before))
-        if anchor is not None and isinstance(account.journal, Journal):
-            check_anchor(account.journal, anchor, "the checkpoint")
+        account = begin_account(folder.path, asked, anchor)
         self.account, self.folder = account, folder
         # Rounds recorded but not in the checkpoint are run again. A seeded run repeats its very
         # outputs, which costs nothing; a secret one draws fresh noise, which does.

@@ -15,7 +15,9 @@ from pathlib import Path
 
 from dpscaffold.atomic import draft_of, put_in_place, write_text
 from dpscaffold.errors import BadInput
+from dpscaffold.privacy.mechanism import Stored
 from dpscaffold.runs.journal import Journal, digest
+from dpscaffold.runs.written import read_json
 
 #: The folder, and the file in it that says who the users are.
 EARLIER, PEOPLE = "earlier", "people.json"
@@ -31,7 +33,7 @@ OLD = (
 
 
 @dataclass(frozen=True)
-class People:
+class People(Stored):
     """The names of the users of the earlier run and of this one, in the order of their numbers;
     ``cap`` is the most often that any of them takes part in both together, by its own rule; 0 where
     there is no such rule."""
@@ -55,11 +57,7 @@ def keep_earlier(folder: Path, old: Path, people: People) -> None:
 def read_people(folder: Path) -> People:
     """Who the users of a run and of the one that it continues are."""
     path = folder / EARLIER / PEOPLE
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return People(tuple(found["before"]), tuple(found["now"]), int(found["cap"]))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise BadInput("run-damaged", f"{path} cannot be read ({error}); restore it") from error
+    return People.from_json(read_json(path) or {}, str(path))
 
 
 def mark_of_earlier(folder: Path) -> str | None:
@@ -76,14 +74,11 @@ def refuse_old(folder: Path) -> None:
     this version does not see."""
     if not any((folder / name).exists() for name in OLD):
         return
-    try:
-        said = json.loads((folder / OLD[0]).read_text(encoding="utf-8"))
-        version = f"dpscaffold {said['dpscaffold']}"
-    except (OSError, ValueError, KeyError, TypeError):
-        version = "a version of dpscaffold before 0.3"
+    said = read_json(folder / OLD[0]) or {}
+    version = said.get("dpscaffold", "of a version before 0.3")
     raise BadInput(
         "wrong-version",
-        f"{folder} was written by {version}, whose files this version does not read; read it with "
-        f"that version, and enter what it spent into a new budget file with --already-spent "
-        f"EPSILON DELTA",
+        f"{folder} was written by dpscaffold {version}, whose files this one does not read; read "
+        f"it with that version, and enter what it spent into a new budget file with "
+        f"--already-spent EPSILON DELTA",
     )

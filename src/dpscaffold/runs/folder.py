@@ -39,9 +39,11 @@ from dpscaffold.runs.history import HistoryRow
 from dpscaffold.runs.ledger import HEAD, JOURNAL, WITHIN, read_account, read_statement
 from dpscaffold.runs.secret import Secret, read_secret
 from dpscaffold.runs.summary import Summary
-from dpscaffold.runs.written import plain, to_toml, versions
+from dpscaffold.runs.written import plain, read_json, to_toml, versions
 
 CONFIG, METRICS, CHECKPOINT = "config.toml", "metrics.jsonl", "checkpoint.pt"
+#: What a resumed run may differ in.
+NOT_COMPARED = ("facts.", "run.versions.", "run.covers", "run.home")
 #: What a run that was killed before it had a configuration may leave behind.
 BEGUN = (SECRET, ".lock")
 
@@ -63,10 +65,6 @@ class Identity:
     data: str
     covers: str
     home: str | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """As TOML gives it back."""
-        return as_toml(plain(vars(self)))
 
 
 class RunFolder:
@@ -183,36 +181,35 @@ class RunFolder:
         """Refuse to resume another run than the one in this folder, naming the first difference. A
         run with a ``config``, which is compared too, may have more rounds than it was planned
         with; one of sites may not."""
-        saved = self.tables()
-        known, asked = saved.pop("run", {}), now.to_dict()
-        before, after = known.get("setting", {}), asked["setting"]
-        if config is not None:
-            self._refuse_fewer_rounds(before.get("plan", {}), after["plan"])
-            self._refuse_difference(_without_rounds(saved), _without_rounds(as_toml(config)))
-            before, after = _without_rounds(before), _without_rounds(after)
-        self._refuse_difference(before, after)
-        self._refuse_difference(_named(known, "engine"), _named(asked, "engine"))
-        if known.get("data") != now.data:
-            raise BadInput(
-                "records-differ",
-                f"{self.path} holds a run on other data; resume it on the very records it began "
-                f"with",
-            )
+        saved = {"run": self.described} if config is None else self.tables()
+        asked = tomllib.loads(to_toml(plain({**(config or {}), "run": vars(now)})))
+        old, new = dict(_values(saved)), dict(_values(asked))
+        for key in sorted({*old, *new}):
+            before, after = old.get(key), new.get(key)
+            if before == after or key.startswith(NOT_COMPARED):
+                continue
+            name = key.removeprefix("run.").removeprefix("setting.")
+            if name == "plan.rounds" and config is not None and before and after:
+                self._check_longer(before, after)
+            elif key == "run.data":
+                raise BadInput(
+                    "records-differ",
+                    f"{self.path} holds a run on other data; resume it on the very records it "
+                    f"began with",
+                )
+            else:
+                raise BadInput(
+                    "configuration-changed",
+                    f"{self.path} holds a run with {name} = {before!r}, not {after!r}; resume it "
+                    f"with its own configuration",
+                )
 
-    def _refuse_fewer_rounds(self, saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-        if now["rounds"] < saved.get("rounds", 0):
+    def _check_longer(self, before: Any, after: Any) -> None:
+        if after < before:
             raise BadInput(
                 "fewer-rounds",
-                f"{self.path} holds a run with plan.rounds = {saved['rounds']}, not "
-                f"{now['rounds']}; a run can be given more rounds, not fewer",
-            )
-
-    def _refuse_difference(self, saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-        for key, old, new in _differences(saved, now):
-            raise BadInput(
-                "configuration-changed",
-                f"{self.path} holds a run with {key} = {old!r}, not {new!r}; resume it with its "
-                f"own configuration",
+                f"{self.path} holds a run with plan.rounds = {before}, not {after}; a run can be "
+                f"given more rounds, not fewer",
             )
 
     def secret(self, private: bool) -> Secret:
@@ -328,56 +325,26 @@ class RunFolder:
 
     def read_json(self, name: str) -> dict[str, Any] | None:
         """A JSON file of the run, or None."""
-        path = self.file(name)
-        if not path.exists():
-            return None
-        try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise BadInput(
-                "run-damaged", f"{path} is not valid JSON ({error}); restore it or start a new run"
-            ) from error
-        if not isinstance(found, dict):
-            raise BadInput(
-                "run-damaged", f"{path} holds no table of values; restore it or start a new run"
-            )
-        return found
+        return read_json(self.file(name))
 
 
 def _run_text(config: str, identity: Identity) -> str:
-    table = {**identity.to_dict(), "versions": versions()}
-    return f"{config}\n{to_toml({'run': table})}"
-
-
-def as_toml(tables: Mapping[str, Any]) -> dict[str, Any]:
-    """The tables as TOML gives them back."""
-    return tomllib.loads(to_toml(tables))
+    table = {**vars(identity), "versions": versions()}
+    return f"{config}\n{to_toml({'run': plain(table)})}"
 
 
 def _line(values: HistoryRow | Summary) -> str:
-    return json.dumps(plain(values)) + "\n"
+    return json.dumps(plain(values.to_json())) + "\n"
 
 
 def _is_left_over(path: Path) -> bool:
     return path.name in BEGUN or (path.name.startswith(".") and ".partial" in path.name)
 
 
-def _named(tables: Mapping[str, Any], name: str) -> dict[str, Any]:
-    return {name: tables.get(name)}
-
-
-def _without_rounds(tables: Mapping[str, Any]) -> dict[str, Any]:
-    """The tables without what a longer plan changes."""
-    plan = {key: value for key, value in tables.get("plan", {}).items() if key != "rounds"}
-    return {**{key: tables[key] for key in tables if key != "facts"}, "plan": plan}
-
-
-def _differences(
-    saved: Mapping[str, Any], now: Mapping[str, Any], prefix: str = ""
-) -> Iterator[tuple[str, Any, Any]]:
-    for key in sorted(set(saved) | set(now)):
-        old, new = saved.get(key), now.get(key)
-        if isinstance(old, Mapping) and isinstance(new, Mapping):
-            yield from _differences(old, new, f"{prefix}{key}.")
-        elif old != new:
-            yield f"{prefix}{key}", old, new
+def _values(tables: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of tables within tables, by their path."""
+    for key, value in tables.items():
+        if isinstance(value, Mapping):
+            yield from _values(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

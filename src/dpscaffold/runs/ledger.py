@@ -17,7 +17,6 @@ lost lines is refused. A statement is made here, of a run in progress and of a f
 
 from __future__ import annotations
 
-import json
 import math
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,6 +35,7 @@ from dpscaffold.privacy.seeds import Origin, SeedKnowledge
 from dpscaffold.runs.earlier import EARLIER, People, mark_of_earlier, read_people, refuse_old
 from dpscaffold.runs.journal import START, Anchor, Journal, Unwritten
 from dpscaffold.runs.secret import Secret, read_secret
+from dpscaffold.runs.written import read_json
 
 JOURNAL, HEAD = "ledger.jsonl", "ledger.head"
 #: Where a run folder keeps its model.
@@ -272,12 +272,12 @@ class Account:
         return state(self.parts, self.facts)
 
 
-def begin_account(folder: Path, asked: Opening, completed: int) -> Account:
-    """The account of a folder, for a run that is ``asked`` and has ``completed`` so many rounds;
-    it is opened where there is none. Nothing is written before all is checked."""
+def begin_account(folder: Path, asked: Opening, checkpoint: Anchor | None) -> Account:
+    """The account of a folder, for a run that is ``asked`` and whose ``checkpoint`` names this
+    journal; it is opened where there is none. Nothing is written before all is checked."""
     journal, head = Journal(folder / JOURNAL), folder / HEAD
     if not len(journal):
-        if completed or (head.exists() and head.read_text() != START):
+        if checkpoint or (head.exists() and head.read_text() != START):
             raise BadInput(
                 "ledger-missing",
                 f"{folder} holds a private run without its ledger ({JOURNAL}); restore it or "
@@ -292,12 +292,8 @@ def begin_account(folder: Path, asked: Opening, completed: int) -> Account:
             "ledger-of-another-run",
             f"the ledger in {folder} describes another run; resume it with its own configuration",
         )
-    if account.rounds < completed:
-        raise BadInput(
-            "ledger-behind",
-            f"the ledger in {folder} records {account.rounds} of {completed} completed rounds; "
-            f"restore {JOURNAL} or start a new run",
-        )
+    if checkpoint is not None:
+        check_anchor(journal, checkpoint, "the checkpoint")
     return account
 
 
@@ -408,12 +404,8 @@ def _check_head(folder: Path, journal: Journal) -> None:
 def read_statement(folder: Path) -> Statement | None:
     """The statement in the folder of a model; None where there is none."""
     path = folder / "privacy.json"
-    try:
-        return Statement.from_json(json.loads(path.read_text(encoding="utf-8")), str(path))
-    except FileNotFoundError:
-        return None
-    except (OSError, json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise BadInput("run-damaged", f"{path} cannot be read ({error}); restore it") from error
+    found = read_json(path)
+    return None if found is None else Statement.from_json(found, str(path))
 
 
 def _opening(journal: Journal) -> Opening:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dpscaffold.errors import BadInput
-from dpscaffold.privacy import Facts, Part, Statement, charged
+from dpscaffold.privacy import Facts, Part, Statement
 from dpscaffold.privacy import state as state_parts
 from dpscaffold.privacy.mechanism import check_delta
 from dpscaffold.runs.earlier import refuse_old
@@ -42,8 +42,8 @@ def state(
         same_records: Whether runs whose records cannot be compared are all on the same records.
     """
     paths = [Path(one) for one in sources]
-    if len(paths) == 1 and is_model(paths[0]):
-        return of_model(paths[0])
+    if len(paths) == 1 and (said := of_model(paths[0])):
+        return said
     each = None if delta is None else delta / max(1, len(paths))
     return together([subject_of(one, each) for one in paths], fixed_in_advance, same_records)
 
@@ -53,16 +53,13 @@ def subject_of(source: Path, delta: float | None = None) -> Subject:
     return _of_run(source, delta) if source.is_dir() else _of_configuration(source, delta)
 
 
-def is_model(folder: Path) -> bool:
-    """Whether this is the folder of a model, or of a run without privacy: it has a statement and no
-    ledger."""
-    ledger = any((folder / name).exists() for name in (JOURNAL, HEAD))
-    return not ledger and _model_in(folder) is not None
-
-
-def _model_in(folder: Path) -> Path | None:
-    places = (folder, folder / WITHIN)
-    return next((place for place in places if (place / "privacy.json").is_file()), None)
+def of_model(folder: Path) -> Statement | None:
+    """The statement in the folder of a model, or of a run without privacy; None where a ledger
+    says more, or there is none."""
+    refuse_old(folder)
+    if any((folder / name).exists() for name in (JOURNAL, HEAD)):
+        return None
+    return read_statement(folder) or read_statement(folder / WITHIN)
 
 
 def _of_run(folder: Path, delta: float | None) -> Subject:
@@ -85,6 +82,7 @@ def _of_configuration(path: Path, delta: float | None) -> Subject:
     """A configuration: the run it would make on its data."""
     from dpscaffold.config import load
     from dpscaffold.data.loading import load_federation
+    from dpscaffold.runs.account import PrivacyAccount, account_of
 
     if not path.exists():
         raise BadInput(
@@ -94,28 +92,15 @@ def _of_configuration(path: Path, delta: float | None) -> Subject:
     settings = load(path)
     federation = load_federation(settings.data)
     setting = settings.setting(federation)
-    run, limits = setting.describe(delta), settings.privacy
-    if run is None or limits is None:
+    made = account_of(setting)
+    if not isinstance(made, PrivacyAccount):
         return Subject(str(path), (), Facts(preparation=federation.preparation))
-    costs, unprotected = charged(federation.preparation, run)
-    drawn = setting.seed().drawn
-    part = Part(run, run.rounds, None, costs, str(path), setting.secret, drawn, source=str(path))
-    facts = Facts(
-        seeded=not setting.secret,
-        draw_given=drawn.given,
-        preparation=(*federation.preparation, *unprotected),
-        allowed=limits.allowed,
-        colluders=limits.colluders,
-    )
-    return Subject(str(path), (part,), facts)
-
-
-def of_model(folder: Path) -> Statement:
-    """The statement that the run of a model wrote."""
-    refuse_old(folder)
-    said = read_statement(_model_in(folder) or folder)
-    assert said is not None
-    return said
+    opening, drawn = made.account.opening, setting.seed().drawn
+    run = opening.run if delta is None else replace(opening.run, delta=delta)
+    facts = replace(made.account.facts, held="plan", draw_given=drawn.given)
+    name, costs = str(path), opening.costs
+    part = Part(run, run.rounds, None, costs, name, setting.secret, drawn, source=name)
+    return Subject(name, (part,), facts)
 
 
 def together(

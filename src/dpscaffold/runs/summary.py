@@ -1,19 +1,15 @@
-"""The summary of a run: the content of ``summary.json``."""
+"""How a run ended: the last line of ``metrics.jsonl``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
-from functools import cache
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from pydantic import TypeAdapter, ValidationError
-
-from dpscaffold.errors import BadInput
+from dpscaffold.privacy.mechanism import Stored
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Summary(Mapping[str, Any]):
+@dataclass(frozen=True, kw_only=True)
+class Summary(Stored):
     """How a run ended, and its last metrics. ``Summary()`` is that of a run that has not ended.
 
     - ``ended``: ``completed``, ``interrupted``, ``budget`` or ``stalled``; ``message``: why.
@@ -46,39 +42,3 @@ class Summary(Mapping[str, Any]):
         """One of ``metrics``; ``otherwise`` where the summary does not have it."""
         value = self.metrics.get(name, otherwise)
         return None if isinstance(value, str) else value
-
-    def to_json(self) -> dict[str, Any]:
-        """One object, with the metrics as its keys; what has no value is left out."""
-        values = {one.name: getattr(self, one.name) for one in fields(self)}
-        metrics = values.pop("metrics")
-        known = {name: value for name, value in values.items() if value is not None}
-        return {**known, **metrics}
-
-    @classmethod
-    def from_json(cls, values: Any, where: str = "the summary") -> Summary:
-        """The inverse of :meth:`to_json`; ``where`` says in messages what is read."""
-        names = {one.name for one in fields(cls)} - {"metrics"}
-        known = {name: value for name, value in values.items() if name in names}
-        metrics = {name: value for name, value in values.items() if name not in names}
-        try:
-            return _stored().validate_python({**known, "metrics": metrics})
-        except ValidationError as error:
-            first = error.errors()[0]
-            name = ".".join((where, *map(str, first["loc"])))
-            raise BadInput(
-                "wrong-type", f"{name} is {first['input']!r:.60} ({first['msg']})"
-            ) from error
-
-    def __getitem__(self, key: str) -> Any:
-        return self.to_json()[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.to_json())
-
-    def __len__(self) -> int:
-        return len(self.to_json())
-
-
-@cache
-def _stored() -> TypeAdapter[Summary]:
-    return TypeAdapter(Summary)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import math
 import platform
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import tomli_w
-import torch
+
+from dpscaffold.errors import BadInput
 
 
 def versions() -> dict[str, str]:
     """What made a run."""
     import numpy
+    import torch
 
     from dpscaffold import __version__
 
@@ -35,6 +39,19 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     return value
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The object in a JSON file of a run; None where there is no file."""
+    if not path.exists():
+        return None
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise BadInput(
+            "run-damaged",
+            f"{path} cannot be read as a JSON object ({error}); restore it or start a new run",
+        ) from error
 
 
 def to_toml(tables: Mapping[str, Any]) -> str:

@@ -222,5 +222,5 @@ def pick_up(
         return None, folder.rewind_metrics(0)
     round = saved.state.round
     folder.check_metrics(round, saved.metrics)
-    account.attach(folder, data, seed, round, saved.journal, stored=resent)
+    account.attach(folder, data, seed, saved.journal, stored=resent)
     return saved, folder.rewind_metrics(round)

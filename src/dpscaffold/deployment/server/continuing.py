@@ -91,7 +91,7 @@ class EarlierRun:
         accounts = account_of(setting, self.enrolled.after)
         seed = seed_of(setting, self.enrolled)
         if isinstance(accounts, PrivacyAccount):
-            known = (self.enrolled.plan, seed, self.round, self.checkpoint.journal)
+            known = (self.enrolled.plan, seed, self.checkpoint.journal)
             accounts.attach(self.folder, *known, stored=True)
             self._count_repeats(enrolled, accounts, setting.cohort_size)
             people = self._people(enrolled)

@@ -29,7 +29,6 @@ from dpscaffold.errors import BadInput
 from dpscaffold.runs.folder import RunFolder
 from dpscaffold.runs.history import HistoryRow
 from dpscaffold.runs.journal import Anchor
-from dpscaffold.runs.written import plain
 
 TOTALS = "totals.json"
 HEADS = "heads.json"
@@ -160,7 +159,7 @@ def _report(
     served: DeploymentResult, out: Path, as_json: bool, echo: Callable[[str, bool], None]
 ) -> None:
     if as_json:
-        echo(json.dumps(plain(RunFolder(out).summary()), indent=2), False)
+        echo(json.dumps(RunFolder(out).summary().to_json(), indent=2), False)
         return
     echo(f"{served.ended} after round {served.state.round}; {out} holds the run", False)
     if served.message:
