@@ -43,49 +43,38 @@ Fault = Callable[[], str]
 
 
 def random_faults(
-    works: list[tuple[Work, int]],
-    home: Path,
-    rng: random.Random,
-    kills: int,
-    disks: int,
-    damages: int,
-    endings: int,
+    works: list[Work], home: Path, rng: random.Random, given: argparse.Namespace
 ) -> list[Fault]:
     """Kills, full disks, locked folders, clocks and damages, drawn beforehand."""
-    chosen, weights = [work for work, _ in works], [weight for _, weight in works]
-    picks = chosen + rng.choices(chosen, weights, k=max(0, kills - len(chosen)))
+    weights, kills = [work.weight for work in works], given.kills
+    picks = works + rng.choices(works, weights, k=max(0, kills - len(works)))
     faults: list[Fault] = []
     faults += [lambda w=w: "killed: " + kill_once(w, home, rng) for w in picks[:kills]]
-    for work in [work for work in chosen if work.name == "train secret"]:
+    picks = rng.choices(works, weights, k=given.disks)
+    faults += [lambda w=w: "disk full: " + full_disk_once(w, home, rng) for w in picks]
+    for once in (read_only_once, clock_once):
+        faults += [lambda w=w, f=once: f(w, home, rng) for w in works if given.disks]
+    for work in (work for work in works if work.name in ("train", "train secret")):
+        secret = work.name == "train secret"
         faults += [
             lambda e=ending, w=work: (
                 "killed thrice: " + killed_then_ended_once(home, e, w.seconds, rng)
             )
-            for ending in ENDINGS * endings
+            for ending in ENDINGS * given.endings * secret
         ]
-    picks = rng.choices(chosen, weights, k=disks)
-    faults += [lambda w=w: "disk full: " + full_disk_once(w, home, rng) for w in picks]
-    faults += [lambda w=w: read_only_once(w, home) for w in chosen if disks]
-    faults += [lambda w=w: clock_once(w, home, rng) for w in chosen if disks]
-    for secret, name in ((False, "train"), (True, "train secret")):
-        matching = [work for work in chosen if work.name == name]
-        if not matching or not damages:
-            continue
         stopped = interrupted(home, secret)
         names = sorted(p.name for p in (stopped / "run").iterdir() if p.stat().st_size)
         faults += [
-            lambda n=one, s=secret, w=matching[0], f=stopped: (
-                "damaged: " + damage_once(f, n, s, w, rng)
-            )
-            for one in islice(cycle(names), damages)
+            lambda n=one, s=secret, w=work, f=stopped: "damaged: " + damage_once(f, n, s, w, rng)
+            for one in islice(cycle(names), given.damages)
         ]
     return faults
 
 
-def grid_faults(works: list[tuple[Work, int]], home: Path, stride: int) -> list[Fault]:
+def grid_faults(works: list[Work], home: Path, stride: int) -> list[Fault]:
     """A kill and a power cut before every ``stride``-th file operation of every command."""
     faults: list[Fault] = []
-    for work, _ in works:
+    for work in works:
         number = points(work, home)
         print(f"{work.name}: {number} file operations", flush=True)
         for last in range(1, number + 1, stride):
@@ -114,19 +103,18 @@ def campaign(given: argparse.Namespace) -> int:
     """What was asked for; how many faults lost something."""
     rng, home = random.Random(given.seed), Path(tempfile.mkdtemp(prefix="torture-"))
     home.chmod(0o755)
-    works = [(work, weight) for work, weight in all_works() if _asked(work.name, given.only)]
+    works = [work for work in all_works() if _asked(work.name, given.only)]
     if importlib.util.find_spec("onnx") is None:
         print("the extra [onnx] is not installed: exports to ONNX are left out", flush=True)
-        works = [(work, weight) for work, weight in works if "onnx" not in work.arguments]
+        works = [work for work in works if "onnx" not in work.arguments]
     try:
-        for work, _ in works:
+        for work in works:
             work.measure(home)
             print(f"{work.name}: {work.seconds:.2f} s without a fault", flush=True)
         if given.grid:
             faults = grid_faults(works, home, given.grid)
         else:
-            counts = (given.kills, given.disks, given.damages, given.endings)
-            faults = random_faults(works, home, rng, *counts)
+            faults = random_faults(works, home, rng, given)
         return play(faults, 60 * given.minutes)
     finally:
         shutil.rmtree(home, ignore_errors=True)

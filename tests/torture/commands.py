@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shlex
+from pathlib import Path
+from typing import Any
 
 from federated import (
     a_federation,
@@ -21,22 +23,22 @@ from federated import (
 from works import (
     DATASET,
     MIRROR,
+    Result,
     Work,
     a_run_on_rows,
     an_old_prediction,
     an_old_report,
     audited,
     budget_opened,
+    done,
     downloaded,
-    exists,
-    files_under,
+    keys_made,
     onnx_inputs,
     open_budget,
     prepared,
     published,
     reserved,
-    same_bytes,
-    same_text,
+    same,
     trained,
     trained_secretly,
     two_runs,
@@ -45,24 +47,6 @@ from works import (
 RESUMED = ["train", "run.toml", "--out", "run", "--resume"]
 SECRET = ["--set", "privacy.secret=true", "--data-key", "records.key"]
 FILED = ["--set", "privacy.budget_file=budget.jsonl"]
-BUDGETED = [*SECRET, *FILED]
-KEYED = [*RESUMED, *BUDGETED, "--data-key", "records.key"]
-PREPARE = ["data", "prepare", "run.toml", "--out", "stored"]
-TABLE = ["data", "prepare", "--source", "csv", "--out", "stored"]
-TABLE += [
-    part
-    for name in ("path=rows.csv", "label=ill", "user=site")
-    for part in ("--set", f"data.{name}")
-]
-PLANNED = ["plan", "--users", "6", "--records", "20", "--features", "2", "--classes", "2"]
-PLANNED += ["--epsilon", "8", "--rounds", "3", "--local-steps", "2", "--out", "planned", "-q"]
-REPRODUCED = ["reproduce", "figure1", "--row", "K = 50", "--scale", "0.01", "--seeds", "1"]
-REPRODUCED += ["--out", "paper", "-q"]
-ONE_RUN = ["audit", "run.toml", "--trials", "100", "--view", "server", *FILED, "--one-run", "12"]
-ONE_RUN += ["--set", "privacy.secret=true"]
-DOWNLOAD = ["data", "download", DATASET, "--data-dir", "fetched", "--mirror", MIRROR]
-FETCHED = (f"fetched/{DATASET}/one.bin", f"fetched/{DATASET}/two.bin")
-RECOVER = ["site", "recover", "one/site.toml", "--yes"]
 #: Commands that are not killed here, and why.
 EXCUSED = {
     "data list": "prints",
@@ -81,215 +65,175 @@ EXCUSED = {
     "site status": "prints",
     "sums check": "prints",
 }
-ROWED = ("--label", "ill", "--user", "site", "--out", "rows.toml")
 
 
-def figure(name: str, *arguments: str, prepare: Callable[..., None] | None = None) -> Work:
-    """A command that draws ``figure.png``."""
-    work = Work(name, [*arguments, "figure.png"], exists("figure.png"), outputs=("figure.png",))
-    work.prepare = prepare or work.prepare
-    return work
+def killed(
+    name: str, command: str, result: Result | None = None, again: str = "", **given: Any
+) -> Work:
+    """A command that is typed so, and so when it is run again."""
+    return Work(name, shlex.split(command), result, shlex.split(again), **given)
 
 
-def training() -> list[tuple[Work, int]]:
-    """Runs, seeded, secret and on a budget file."""
-    outputs = ("run/model/model.json", "run/metrics.jsonl", "run/ledger.jsonl", "run/config.toml")
+def replacing(name: str, command: str, *outputs: str, **given: Any) -> Work:
+    """A command whose files are the same, byte for byte, however often it is run."""
+    return killed(name, command, same(*outputs), outputs=outputs, **given)
+
+
+def drawing(name: str, command: str, *outputs: str, **given: Any) -> Work:
+    """A command whose files differ from run to run, as figures and times do."""
+    return killed(name, command, outputs=outputs or ("figure.png",), **given)
+
+
+def provisioned(folder: Path) -> None:
+    """Keys of a server and of its sites."""
+    done(folder, ["provision", "sites.toml", "--out", "keys"])
+
+
+def with_one(folder: Path) -> None:
+    """A server that has admitted a site."""
+    a_federation(folder)
+    done(folder, ["server", "admit", "one/one.site", "--server", "keys/server"])
+
+
+def all_works() -> list[Work]:
+    """Every command that writes."""
+    run = ("run/model/model.json", "run/metrics.jsonl", "run/ledger.jsonl", "run/config.toml")
+    secretly, filed = RESUMED + SECRET, RESUMED + SECRET + FILED
+    csv = "--set data.path=rows.csv --set data.label=ill --set data.user=site"
+    prepare = "data prepare run.toml --out stored"
+    table = f"data prepare --source csv --out stored {csv}"
+    audit = f"audit run.toml --trials 100 --view server {' '.join(FILED)} --one-run 12"
+    audit = f"{audit} --set privacy.secret=true --out"
+    facts = "--users 6 --records 20 --features 2 --classes 2 --epsilon 8"
+    files = [f"fetched/{DATASET}/{name}.bin" for name in ("one", "two")]
+    tuned = ("tuning/best.toml", "tuning/tuning.csv", "tuning/tuning.png", "tuning/TUNING.md")
+    plan = ("planned/plan.toml", "planned/plan.json", "planned/plan.png")
+    demo = [f"demo/{name}/metrics.jsonl" for name in ("dp-scaffold", "dp-fedavg", "dp-fedsgd")]
+    paper = [f"paper/figure1/{name}" for name in ("figure.png", "results.parquet", "RESULT.md")]
+    sums = ["model/model/privacy.json", "model/config.toml", "model/ledger.jsonl"]
+    rowed: dict[str, Any] = {"prepare": a_run_on_rows}
+    handed = ("model.safetensors", "model.json")
     return [
-        (Work("train", RESUMED, trained, outputs=outputs), 6),
-        (Work("train secret", RESUMED + SECRET, trained_secretly, outputs=outputs), 6),
-        (Work("train reserved", KEYED, reserved, prepare=open_budget, outputs=outputs), 6),
-    ]
-
-
-def quick() -> list[tuple[Work, int]]:
-    """What takes about a second or less."""
-    opened = ["privacy", "budget.jsonl", "--epsilon", "40", "--delta", "0.01"]
-    tuned = ("tuning/tuning.csv", "tuning/tuning.png", "tuning/best.toml", "tuning/TUNING.md")
-    return [
-        (Work("data prepare", PREPARE, prepared, [*PREPARE, "--overwrite"]), 3),
-        (Work("data prepare table", TABLE, prepared, [*TABLE, "--overwrite"]), 2),
-        (Work("data download", DOWNLOAD, downloaded, prepare=published, outputs=FETCHED), 1),
-        (figure("data describe", "data", "describe", "run.toml", "--out"), 1),
-        (Work("budget", opened, budget_opened), 1),
-        (
-            Work(
-                "init",
-                ["init", "rows.csv", *ROWED, "--force"],
-                same_text("rows.toml"),
-                outputs=("rows.toml",),
-            ),
-            1,
+        Work("train", RESUMED, trained, outputs=run, weight=6),
+        Work("train secret", secretly, trained_secretly, outputs=run, weight=6),
+        Work("train reserved", filed, reserved, prepare=open_budget, outputs=run, weight=6),
+        killed("data prepare", prepare, prepared, f"{prepare} --overwrite", weight=3),
+        killed("data prepare table", table, prepared, f"{table} --overwrite", weight=2),
+        killed(
+            "data download",
+            f"data download {DATASET} --data-dir fetched --mirror {MIRROR}",
+            downloaded,
+            prepare=published,
+            outputs=tuple(files),
         ),
-        (
-            Work(
-                "tune",
-                ["tune", "tune.toml", "--out", "tuning", "--quiet"],
-                same_text("tuning/best.toml", "tuning/tuning.csv"),
-                outputs=tuned,
-            ),
-            2,
+        drawing("data describe", "data describe run.toml --out figure.png"),
+        killed("budget", "privacy budget.jsonl --epsilon 40 --delta 0.01", budget_opened),
+        replacing(
+            "init",
+            "init rows.csv --label ill --user site --out rows.toml --force",
+            "rows.toml",
         ),
-        (
-            Work(
-                "report",
-                ["report", "one", "two", "--out", "report.html"],
-                same_text("report.html"),
-                prepare=an_old_report,
-                outputs=("report.html", "report.md"),
-            ),
-            1,
+        killed(
+            "tune",
+            "tune tune.toml --out tuning --quiet",
+            same(*tuned[:2]),
+            outputs=tuned,
+            weight=2,
         ),
-        (figure("compare", "compare", "one", "two", "--out", prepare=two_runs), 1),
-        (
-            Work(
-                "audit one run",
-                [*ONE_RUN, "--out", "audited"],
-                audited,
-                [*ONE_RUN, "--out", "audited-again"],
-                prepare=open_budget,
-            ),
-            1,
+        replacing(
+            "report",
+            "report one two --out report.html",
+            "report.html",
+            "report.md",
+            prepare=an_old_report,
         ),
-    ]
-
-
-def models() -> list[tuple[Work, int]]:
-    """What is done with a trained model."""
-
-    def answering(name: str) -> Work:
-        arguments = ["predict", "rowed", "rows.csv", "--out", name]
-        return Work(
-            f"predict {name}", arguments, same_bytes(name), prepare=a_run_on_rows, outputs=(name,)
-        )
-
-    shown = ("evaluate", "rowed", "rows.csv", "--figure")
-    replaced = Work(
-        "predict several files again",
-        ["predict", "rowed", "rows.*", "--out", "replaced.csv"],
-        same_bytes("replaced.csv"),
-        prepare=an_old_prediction,
-        outputs=("replaced.csv",),
-    )
-    return [
-        (answering("answers.csv"), 1),
-        (replaced, 1),
-        (answering("answers.parquet"), 1),
-        (figure("evaluate", *shown, prepare=a_run_on_rows), 1),
-        (
-            Work(
-                "export",
-                ["export", "rowed", "--to", "safetensors", "--out", "handed"],
-                same_bytes("handed/model.safetensors", "handed/model.json"),
-                prepare=a_run_on_rows,
-                outputs=("handed/model.json",),
-            ),
-            1,
+        drawing("compare", "compare one two --out figure.png", prepare=two_runs),
+        killed(
+            "audit one run",
+            f"{audit} audited",
+            audited,
+            f"{audit} audited-again",
+            prepare=open_budget,
         ),
-        (
-            Work(
-                "personalise",
-                ["personalise", "rowed", "rows.csv", "--out", "own"],
-                same_bytes("own/model.safetensors", "own/model.json"),
-                prepare=a_run_on_rows,
-                outputs=("own/model.json",),
-            ),
-            1,
+        *(
+            replacing(f"predict {name}", f"predict rowed rows.csv --out {name}", name, **rowed)
+            for name in ("answers.csv", "answers.parquet")
         ),
-        (
-            Work(
-                "export torch",
-                ["export", "rowed", "--to", "torch", "--out", "model.pt2"],
-                exists("model.pt2"),
-                prepare=a_run_on_rows,
-            ),
-            1,
+        replacing(
+            "predict several files again",
+            "predict rowed 'rows.*' --out replaced.csv",
+            "replaced.csv",
+            prepare=an_old_prediction,
         ),
-        (
-            Work(
-                "export onnx",
-                ["export", "rowed", "--to", "onnx", "--out", "model.onnx"],
-                onnx_inputs,
-                prepare=a_run_on_rows,
-            ),
-            1,
+        drawing("evaluate", "evaluate rowed rows.csv --figure figure.png", **rowed),
+        replacing(
+            "export",
+            "export rowed --to safetensors --out handed",
+            *(f"handed/{name}" for name in handed),
+            **rowed,
         ),
-    ]
-
-
-def federations() -> list[tuple[Work, int]]:
-    """A deployment's files; its processes are killed in ``tests/deploy``."""
-    made = ["site", "init", "keys/one.invitation", "--out", "one"]
-    admitted = ["server", "admit", "one/one.site", "--server", "keys/server"]
-    removed = ["server", "remove", "one", "--server", "keys/server"]
-
-    def provisioned(folder: object) -> None:
-        from works import done
-
-        done(folder, ["provision", "sites.toml", "--out", "keys"])  # type: ignore[arg-type]
-
-    def with_one(folder: object) -> None:
-        from works import done
-
-        a_federation(folder)  # type: ignore[arg-type]
-        done(folder, admitted)  # type: ignore[arg-type]
-
-    invitations = ("keys/one.invitation", "keys/two.invitation")
-    return [
-        (
-            Work(
-                "provision",
-                ["provision", "new", "sites.toml", "--out", "keys"],
-                files_under("keys"),
-                outputs=invitations,
-            ),
-            1,
+        replacing(
+            "personalise",
+            "personalise rowed rows.csv --out own",
+            *(f"own/{name}" for name in handed),
+            **rowed,
         ),
-        (Work("site init", made, site_made, prepare=provisioned, outputs=("one/site.toml",)), 1),
-        (Work("site recover", RECOVER, recovered, prepare=a_site_behind), 1),
-        (Work("server admit", admitted, roster, prepare=a_federation), 1),
-        (Work("server remove", removed, roster, prepare=with_one), 1),
-    ]
-
-
-def by_mail() -> list[tuple[Work, int]]:
-    """A federation by e-mail, with masked sums."""
-    files = ["mail.toml", "north/north.sums", "south/south.sums"]
-    keys = ["sums", "keys", "mail.toml", "--name", "north", "--out", "north"]
-    outputs = ("north/site.toml", "north/north.sumkey")
-    whole = ("model/model/privacy.json", "model/config.toml", "model/ledger.jsonl")
-    made = ["sums", "combine", *files, "--out", "model"]
-    return [
-        (Work("sums keys", keys, keyed, prepare=a_mail_plan, outputs=outputs), 1),
-        (Work("sums make", make_mail("north"), counted_once, prepare=mail_sites), 2),
-        (Work("sums combine", made, combined, prepare=mailed, outputs=whole), 1),
-    ]
-
-
-def slow() -> list[tuple[Work, int]]:
-    """What takes seconds."""
-    shown = ["demo", "--out", "demo", "--rounds", "2", "--quiet"]
-    compared = ("demo/comparison.png", *(f"demo/{name}/metrics.jsonl" for name in DEMO_RUNS))
-    planned = ("planned/plan.toml", "planned/plan.json", "planned/plan.png")
-    paper = ("figure.png", "results.parquet", "RESULT.md")
-    return [
-        (Work("demo", shown, exists(*compared), outputs=compared), 1),
-        (Work("plan", PLANNED, same_text("planned/plan.toml"), outputs=planned), 1),
-        (
-            Work(
-                "reproduce",
-                REPRODUCED,
-                exists(*(f"paper/figure1/{name}" for name in paper)),
-                outputs=tuple(f"paper/figure1/{name}" for name in paper),
-            ),
-            1,
+        drawing("export torch", "export rowed --to torch --out model.pt2", "model.pt2", **rowed),
+        killed("export onnx", "export rowed --to onnx --out model.onnx", onnx_inputs, **rowed),
+        killed(
+            "provision",
+            "provision new sites.toml --out keys",
+            keys_made,
+            outputs=("keys/one.invitation", "keys/two.invitation"),
+        ),
+        killed(
+            "site init",
+            "site init keys/one.invitation --out one",
+            site_made,
+            prepare=provisioned,
+            outputs=("one/site.toml",),
+        ),
+        killed(
+            "site recover", "site recover one/site.toml --yes", recovered, prepare=a_site_behind
+        ),
+        killed(
+            "server admit",
+            "server admit one/one.site --server keys/server",
+            roster,
+            prepare=a_federation,
+        ),
+        killed("server remove", "server remove one --server keys/server", roster, prepare=with_one),
+        killed(
+            "sums keys",
+            "sums keys mail.toml --name north --out north",
+            keyed,
+            prepare=a_mail_plan,
+            outputs=("north/site.toml", "north/north.sumkey"),
+        ),
+        Work("sums make", make_mail("north"), counted_once, prepare=mail_sites, weight=2),
+        killed(
+            "sums combine",
+            "sums combine mail.toml north/north.sums south/south.sums --out model",
+            combined,
+            prepare=mailed,
+            outputs=tuple(sums),
+        ),
+        drawing(
+            "demo",
+            "demo --out demo --rounds 2 --quiet",
+            "demo/comparison.png",
+            "demo/scaffold/metrics.jsonl",
+            *demo,
+        ),
+        killed(
+            "plan",
+            f"plan {facts} --rounds 3 --local-steps 2 --out planned -q",
+            same(plan[0]),
+            outputs=plan,
+        ),
+        drawing(
+            "reproduce",
+            "reproduce figure1 --row 'K = 50' --scale 0.01 --seeds 1 --out paper -q",
+            *paper,
         ),
     ]
-
-
-DEMO_RUNS = ("dp-scaffold", "dp-fedavg", "dp-fedsgd", "scaffold")
-
-
-def all_works() -> list[tuple[Work, int]]:
-    """Every command that writes, and how often it is killed for each time that a plotting one
-    is."""
-    return [*training(), *quick(), *models(), *federations(), *by_mail(), *slow()]

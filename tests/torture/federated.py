@@ -6,7 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
-from forked import Lost
+from forked import expect
 from works import done
 
 from dpscaffold.runs.ledger import read_account
@@ -89,10 +89,11 @@ def counted_once(folder: Path) -> object:
 
     made = folder / "north" / "north.sums"
     stored = list((folder / "north" / "state" / "sums").glob("*.sums"))
-    if made.exists() and (read_sums(made), made.read_bytes()) and not stored:
-        raise Lost("a file left without having been stored")
-    if stored and made.read_bytes() != stored[0].read_bytes():
-        raise Lost("the file that left is not the one that was stored")
+    if made.exists():
+        read_sums(made)
+        expect(bool(stored), "a file left without having been stored", folder)
+    kept = not stored or made.read_bytes() == stored[0].read_bytes()
+    expect(kept, "the file that left is not the one that was stored", folder)
     return SiteLedger(folder / "north" / "state" / "ledger.jsonl", "north").total
 
 
@@ -103,8 +104,8 @@ def combined(folder: Path) -> object:
 
     said = read_account(folder / "model").statement()
     written = json.loads((folder / "model" / "model" / "privacy.json").read_text())
-    if Statement.from_json(written, "privacy.json").guarantees != said.guarantees:
-        raise Lost("privacy.json is not what the ledger says")
+    same = Statement.from_json(written, "privacy.json").guarantees == said.guarantees
+    expect(same, "privacy.json is not what the ledger says", folder)
     epsilons = said.towards("server").epsilon, said.towards("alone").epsilon
     return load_model(folder / "model").params.tolist(), epsilons
 
@@ -134,8 +135,8 @@ def recovered(folder: Path) -> object:
 
     file = read_site_file(folder / "one" / "site.toml")
     entry = SiteLedger(file.state / "ledger.jsonl", file.name).runs[RUN]
-    if entry.participations < entry.grant.participations:
-        raise Lost(f"{entry.participations} of {entry.grant.participations} are reserved")
+    whole = entry.participations >= entry.grant.participations
+    expect(whole, f"{entry.participations} of {entry.grant.participations} are reserved", folder)
     return (file.state / "behind.json").exists()
 
 

@@ -11,7 +11,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import world
@@ -34,10 +34,8 @@ LATE = (
     "matplotlib.pyplot",
     "PIL.PngImagePlugin",
 )
-#: Of these, what an extra brings.
-EXTRA = ("onnx", "onnxscript", "torch.onnx._internal.exporter._core")
 for name in LATE:
-    with suppress(ImportError) if name in EXTRA else nullcontext():
+    with suppress(ImportError):  # an extra may be missing
         importlib.import_module(name)
 world.import_all()
 
