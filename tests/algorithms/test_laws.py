@@ -88,10 +88,9 @@ def of_user(at: Participant, u: int) -> Participant:
 def outcome(algorithm: Algorithm, gradient, local, at) -> dict[str, torch.Tensor]:
     """All that the user's functions give, by name."""
     upload, kept = algorithm.finish(local, at)
-    begin = algorithm.begin_at(at) if algorithm.begin_at else at.broadcast.params
     named = {"totals": upload.totals, "kept": kept}
     return {
-        "begin": begin,
+        "begin": algorithm.begin_at(at),
         "direction": algorithm.direction(gradient, local.params, at),
         "params": upload.params,
         **{f"{part} {name}": v for part, found in named.items() for name, v in found.items()},

@@ -112,7 +112,6 @@ def all_works() -> list[Work]:
     paper = [f"paper/figure1/{name}" for name in ("figure.png", "results.parquet", "RESULT.md")]
     sums = ["model/model/privacy.json", "model/config.toml", "model/ledger.jsonl"]
     rowed: dict[str, Any] = {"prepare": a_run_on_rows}
-    handed = ("model.safetensors", "model.json")
     return [
         Work("train", RESUMED, trained, outputs=run, weight=6),
         Work("train secret", secretly, trained_secretly, outputs=run, weight=6),
@@ -166,17 +165,18 @@ def all_works() -> list[Work]:
             prepare=an_old_prediction,
         ),
         drawing("evaluate", "evaluate rowed rows.csv --figure figure.png", **rowed),
-        replacing(
-            "export",
-            "export rowed --to safetensors --out handed",
-            *(f"handed/{name}" for name in handed),
-            **rowed,
-        ),
-        replacing(
-            "personalise",
-            "personalise rowed rows.csv --out own",
-            *(f"own/{name}" for name in handed),
-            **rowed,
+        *(
+            killed(
+                name,
+                f"{command} --out own",
+                same("own/model.safetensors", "own/model.json"),
+                outputs=("own/model.json",),
+                **rowed,
+            )
+            for name, command in (
+                ("export", "export rowed --to safetensors"),
+                ("personalise", "personalise rowed rows.csv"),
+            )
         ),
         drawing("export torch", "export rowed --to torch --out model.pt2", "model.pt2", **rowed),
         killed("export onnx", "export rowed --to onnx --out model.onnx", onnx_inputs, **rowed),

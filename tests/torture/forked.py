@@ -22,6 +22,8 @@ LATE = (
     "cProfile",
     "ctypes.util",
     "ctypes.wintypes",
+    "encodings.ascii",
+    "encodings.unicode_escape",
     "importlib.readers",
     "onnx",
     "onnxscript",

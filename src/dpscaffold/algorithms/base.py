@@ -128,6 +128,11 @@ Finish = Callable[[Local, Participant], tuple[Upload, Slots]]
 Update = Callable[[Server, Upload, float], Server]
 
 
+def at_x(at: Participant) -> Tensor:
+    """Local steps begin at the model that was sent."""
+    return at.broadcast.params
+
+
 def tell_nothing(server: Server, cohort: Cohort) -> Slots:
     """Participants are sent x alone."""
     return {}
@@ -275,7 +280,7 @@ class Algorithm:
     warm_up: Algorithm | None = None
     private: tuple[str, ...] = ()
     sums: SumRule | None = None
-    begin_at: BeginAt | None = None
+    begin_at: BeginAt = at_x
 
     def __post_init__(self) -> None:
         private, first = set(self.private), self.warm_up or self

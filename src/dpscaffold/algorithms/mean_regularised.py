@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
+from dpscaffold.algorithms.affine import FAST_FIELDS
 from dpscaffold.algorithms.balanced import along_balanced
 from dpscaffold.algorithms.base import (
     Affine,
@@ -229,7 +230,7 @@ def mean_regularised(base: Algorithm, strength: float | Literal["auto"] = "auto"
             "out-of-range", f"personal.strength is {strength}; give a number, 0 or more, or 'auto'"
         )
     fits = base.direction in (along_gradient, along_corrected, along_balanced)
-    if not fits or base.warm_up is not None or base.sums is not None or base.begin_at is not None:
+    if not fits or base.in_use_beyond(FAST_FIELDS - {"warm_up"}):
         raise BadInput(
             "not-applicable",
             f"personal.kind is 'mean-regularised', and {base.shown} is no algorithm that it was "

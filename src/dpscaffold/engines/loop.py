@@ -101,7 +101,7 @@ class Loop:
         )
         at = Participant(broadcast, memory, self.known(user, broadcast.round))
 
-        y = broadcast.params if algorithm.begin_at is None else algorithm.begin_at(at)
+        y = algorithm.begin_at(at)
         total = torch.zeros_like(y)
         for k in range(plan.steps_of(user)):
             chosen = torch.from_numpy(batches.of(k)).to(self.device)  # S_i^k

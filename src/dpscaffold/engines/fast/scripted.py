@@ -75,9 +75,7 @@ def scripted_steps(
         wanted, spread = [(row.randomness, row.user) for row in firsts], scales.spread(scales.clip)
         streams = NoiseStreams.of(at.broadcast.round, wanted, task.parameters)
     full = bool((count == index.shape[2]).all())
-    y, total = at.broadcast.params, torch.zeros_like(at.broadcast.params)
-    if phase.begin_at is not None:
-        y = phase.begin_at(at)
+    y, total = phase.begin_at(at), torch.zeros_like(at.broadcast.params)
     pull = way.pull if isinstance(way.pull, Tensor) else y.new_full((1, 1), way.pull)
     block = max(1, NOISE_BLOCK // (len(firsts) * task.parameters))
     for k in range(0, scales.steps, block):

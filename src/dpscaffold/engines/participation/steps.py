@@ -169,7 +169,7 @@ def local_steps(
 
     ``batches`` yields the K pairs (batch, standard normals or None).
     """
-    y = (at.broadcast.params if algorithm.begin_at is None else algorithm.begin_at(at)).clone()
+    y = algorithm.begin_at(at).clone()
     total = torch.zeros_like(y)
     for step, (batch, normals) in enumerate(batches):
         gradient = noised_query(task, y, batch, scales, normals)
