@@ -8,6 +8,7 @@ import shutil
 import tempfile
 import time
 import tomllib
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -141,6 +142,8 @@ def is_whole(path: Path) -> bool:
     endings = {".png": b"IEND\xaeB`\x82", ".html": b"</html>\n", ".parquet": b"PAR1"}
     if path.suffix in endings:
         return content.endswith(endings[path.suffix])
+    if path.suffix == ".pt2":
+        return zipfile.is_zipfile(path)
     if path.suffix == ".toml":
         return bool(tomllib.loads(content.decode()))
     if path.suffix == ".json":
