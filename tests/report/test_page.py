@@ -344,16 +344,6 @@ def test_a_browser_shows_it_on_a_phone_and_on_paper(runs: list[Path], tmp_path: 
     assert pdf.read_bytes()[:5] == b"%PDF-" and pdf.stat().st_size > 20_000
 
 
-def test_balanced_controls_are_drawn_over_rounds(tmp_path: Path) -> None:
-    """a and ‖c_i − c‖ have a figure each where a run has them, and none where it has not."""
-    tables = {"data": {"users": 5, "records": 30}, "plan": {"rounds": 3, "local_steps": 2}}
-    for name in ("scaffold-balanced", "fedavg"):
-        run({**tables, "algorithm": {"name": name}}, out=tmp_path / name)
-        page = as_html(page_of([tmp_path / name]))
-        for figure in ("Trust a in which users were drawn by round", "of the controls by round"):
-            assert (figure in page) is (name == "scaffold-balanced")
-
-
 def test_the_page_begins_with_a_verdict_and_privacy(tmp_path: Path) -> None:
     """One training loss, every metric next to its baseline, privacy before dissimilarity."""
     data = synthetic(users=6, records=40, dimension=4, classes=3)
