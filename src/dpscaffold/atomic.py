@@ -89,6 +89,23 @@ def write_private(path: Path | str, text: str) -> None:
             stream.write(text)
 
 
+@contextmanager
+def new_file(path: Path) -> Iterator[Path]:
+    """Where to write a file that must not be there yet: it takes its name when the block ends, and
+    FileExistsError is raised where another process was first."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    draft.unlink(missing_ok=True)
+    try:
+        yield draft
+        os.link(draft, path)
+        sync_folder(path.parent)
+    except OSError as error:
+        error.filename = str(path)
+        raise
+    finally:
+        draft.unlink(missing_ok=True)
+
+
 def write_texts(folder: Path, texts: Mapping[str, str]) -> None:
     """Replace text files of a folder, each whole, in this order."""
     for name, text in texts.items():

@@ -32,12 +32,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from dpscaffold.atomic import new_file
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.numbers import round_up
-from dpscaffold.runs.journal import Anchor, Journal
-
-#: How the first line begins.
-FIRST = b'{"already": ['
+from dpscaffold.runs.journal import Journal
 
 
 @dataclass(frozen=True)
@@ -70,14 +68,14 @@ class BudgetRound:
 @dataclass
 class BudgetFileContents:
     """What a budget file says: ε and δ in all, what was spent before it was opened, the grants in
-    order, each run's rounds, and how the file stands."""
+    order, each run's rounds, and the file's journal."""
 
     epsilon: float
     delta: float
     already: tuple[float, float]
     grants: dict[str, BudgetGrant]
     participations: dict[str, int]
-    anchor: Anchor
+    journal: Journal
 
     @property
     def spent(self) -> tuple[float, float]:
@@ -122,7 +120,7 @@ class BudgetFileContents:
             "spent": spent,
             "left": left,
             "runs": runs,
-            "journal": asdict(self.anchor),
+            "journal": asdict(self.journal.anchor),
         }
 
 
@@ -167,22 +165,16 @@ class BudgetFile:
                 "folder-not-found",
                 f"{path} cannot be made: its folder does not exist; make it first",
             )
-        with allowance._locked(new=True):
-            if allowance._is_open():
-                raise BadInput(
-                    "file-exists",
-                    f"{path} exists; what may be spent in all is never changed, name another file",
-                )
-            total = {"epsilon": epsilon, "delta": delta}
-            allowance._append({"event": "open", **total, "already": already})
+        first = {"event": "open", "epsilon": epsilon, "delta": delta, "already": already}
+        try:
+            with new_file(allowance.path) as draft:
+                Journal(draft).append({**first, "time": _now()})
+        except FileExistsError:
+            raise BadInput(
+                "file-exists",
+                f"{path} exists; what may be spent in all is never changed, name another file",
+            ) from None
         return allowance
-
-    def _is_open(self) -> bool:
-        """Whether there is more than the beginning of a first line, which a crash may leave."""
-        if not self.path.exists():
-            return False
-        found = self.path.read_bytes() if self.path.is_file() else b"a folder\n"
-        return b"\n" in found or found[: len(FIRST)] != FIRST[: len(found)]
 
     def read(self) -> BudgetFileContents:
         """The file as it stands, verified."""
@@ -212,11 +204,6 @@ class BudgetFile:
                         f"known here: a copy of the run has gone on; let only that one run",
                     )
             self._append({"event": "participate", **asdict(participation)})
-
-    def follows(self, anchor: Anchor) -> bool:
-        """Whether the file begins with the lines that the anchor was taken of."""
-        with self._locked():
-            return self._current().follows(anchor)
 
     def check(self, grant: BudgetGrant) -> None:
         """Refuse what :meth:`reserve` would refuse, and reserve nothing."""
@@ -254,9 +241,9 @@ class BudgetFile:
             )
 
     @contextmanager
-    def _locked(self, new: bool = False) -> Iterator[None]:
+    def _locked(self) -> Iterator[None]:
         """One reservation at a time, over all processes; each is short, so others wait."""
-        if not new and not self.path.is_file():
+        if not self.path.is_file():
             raise BadInput(
                 "not-a-budget-file",
                 f"{self.path} is no budget file; open one with: dpscaffold privacy {self.path} "
@@ -277,8 +264,7 @@ class BudgetFile:
         return self._journal
 
     def _append(self, line: Mapping[str, Any]) -> None:
-        self._journal = self._journal or Journal(self.path)
-        self._journal.append({**line, "time": datetime.now(UTC).isoformat(timespec="seconds")})
+        self._current().append({**line, "time": _now()})
 
     def _contents(self) -> BudgetFileContents:
         journal = self._current()
@@ -293,7 +279,7 @@ class BudgetFile:
             )
         try:
             total, already = (first["epsilon"], first["delta"]), tuple(first["already"])
-            found = BudgetFileContents(*total, already, {}, {}, journal.anchor)
+            found = BudgetFileContents(*total, already, {}, {}, journal)
             for line in lines:
                 _take(found, line)
         except (KeyError, TypeError, ValueError) as error:
@@ -303,6 +289,10 @@ class BudgetFile:
                 f"restore it",
             ) from error
         return found
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _take(found: BudgetFileContents, line: dict[str, Any]) -> None:

@@ -59,7 +59,7 @@ class BudgetReservation:
         """
         self._name, self._ends = account.journal.first[:16], list(account.ends)
         contents, path, released = self.file.read(), self.file.path, account.releases
-        if account.budget is not None and not self.file.follows(account.budget):
+        if account.budget is not None and not contents.journal.follows(account.budget):
             raise BadInput(
                 "budget-file-damaged",
                 f"{path} is not the budget file that this run was granted from: its first "
@@ -82,7 +82,7 @@ class BudgetReservation:
         self._again = [round for round, again in released if again]
         if not self._grants:
             self._reserve(self._ends, ())
-        account.keep_budget(self.file.read().anchor)
+        account.keep_budget(self.file.read().journal.anchor)
 
     def extend(self, rounds: int) -> None:
         """Reserve what more rounds would spend, ε and δ, or refuse."""

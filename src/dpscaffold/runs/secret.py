@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import hmac
 import json
-import os
 import secrets
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpscaffold.atomic import write_private
+from dpscaffold.atomic import new_file, write_private
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.seeds import SECRET, Seed
 
@@ -86,17 +86,8 @@ def open_key(path: Path) -> bytes:
             "folder-not-found", f"{path} cannot be made: its folder does not exist; make it first"
         )
     if not path.exists():
-        draft = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
+        with suppress(FileExistsError), new_file(path) as draft:  # another's key stays
             write_private(draft, f"{fresh_key().hex()}\n")
-            os.link(draft, path)
-        except FileExistsError:  # another process made it: its key stays
-            pass
-        except OSError as error:
-            error.filename = str(path)
-            raise
-        finally:
-            draft.unlink(missing_ok=True)
     try:
         key = bytes.fromhex(path.read_text(encoding="ascii"))
     except ValueError:
