@@ -26,7 +26,7 @@ from dpscaffold.randomness.streams import Randomness
 from dpscaffold.runs.earlier import mark_of_earlier
 from dpscaffold.runs.folder import RunFolder
 from dpscaffold.runs.journal import Anchor, Unwritten
-from dpscaffold.runs.ledger import WITHIN, Account, Opening, RoundEntry, begin_account
+from dpscaffold.runs.ledger import WITHIN, Account, Opening, begin_account
 from dpscaffold.runs.reservation import BudgetReservation
 
 
@@ -175,7 +175,7 @@ class PrivacyAccount:
             for limit in self.limits:
                 limit.extend(self.planned)
             self._withdraw_model()
-            account.extend(self.planned)
+            account.write({"extends": self.planned})
         account.name_head()
 
     def draw(self, randomness: Randomness, round: int, ahead: bool = False) -> Draw | None:
@@ -198,10 +198,10 @@ class PrivacyAccount:
         if round <= self.account.rounds and not again:
             users = self.account.recorded(round)
             if round > self.account.last:
-                self._enter(RoundEntry(round, users))
+                self._enter(round, users)
             return np.array(users, dtype=np.int64)
         users = tuple(self.account.allowed(round, drawn.tolist()))
-        self._enter(RoundEntry(round, users, again, ahead))
+        self._enter(round, users, again, ahead)
         for limit in self.limits:
             limit.enter(round, again)
         return np.array(users, dtype=np.int64)
@@ -217,13 +217,16 @@ class PrivacyAccount:
     def count_again(self, round: int, users: Sequence[int]) -> None:
         """Count these users once more in a round that is recorded: they released with fresh
         noise."""
-        self._enter(RoundEntry(round - self.before, tuple(users), again=True))
+        self._enter(round - self.before, tuple(users), again=True)
         for limit in self.limits:
             limit.enter(round - self.before, again=True)
 
-    def _enter(self, entry: RoundEntry) -> None:
+    def _enter(
+        self, round: int, users: tuple[int, ...], again: bool = False, ahead: bool = False
+    ) -> None:
         self._withdraw_model()
-        self.account.enter(entry, last=not entry.ahead)
+        line = {"round": round, "users": users, "again": again} | ({"ahead": True} if ahead else {})
+        self.account.write(line, last=not ahead)
 
     def _withdraw_model(self) -> None:
         """Take back the model of an earlier part of the run, whose statement says less than is

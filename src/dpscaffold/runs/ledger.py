@@ -20,8 +20,9 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -85,8 +86,8 @@ class RoundEntry:
 
     round: int
     users: tuple[int, ...]
-    again: bool = False
-    ahead: bool = False
+    again: bool
+    ahead: bool
 
 
 class Account:
@@ -119,8 +120,22 @@ class Account:
 
     # --- what happens
 
+    def take(self, line: Mapping[str, Any]) -> None:
+        """Count what a line of the journal says."""
+        if "budget" in line:
+            self.budget = Anchor(**line["budget"])
+        elif "extends" in line:
+            rounds = line["extends"] - self.ends[-1]
+            run = replace(self.opening.run, rounds=rounds)
+            self.ledgers.append(Ledger(run, self.opening.user_epsilon))
+            self.ends.append(line["extends"])
+        else:
+            self.record(entry_of(line))
+
     def record(self, entry: RoundEntry) -> None:
         """Count who takes part in a round; one that was counted ahead is not counted again."""
+        if entry.round > self.rounds + 1:  # a run takes every round, so a gap is a loss
+            raise ValueError(f"round {self.rounds + 1} is missing")
         part = self._part_of(entry.round)
         first = self.ends[part - 1] if part else 0
         self.ledgers[part].record(entry.round - first, entry.users, again=entry.again)
@@ -130,24 +145,14 @@ class Account:
         if not entry.ahead:
             self.last = max(self.last, entry.round)
 
-    def enter(self, entry: RoundEntry, last: bool = True) -> None:
-        """Record a round; it is on the disk when this returns. Of several only the ``last`` names
-        the journal's new head: a crash before leaves a journal that is longer than its head says,
-        by rounds that have not run."""
-        line = asdict(entry)
-        self._append(line if entry.ahead else {k: line[k] for k in line if k != "ahead"}, last)
-        self.record(entry)
-
-    def extend(self, rounds: int) -> None:
-        """Give the run more rounds, up to this one: a part of its own."""
-        self._append({"extends": rounds})
-        self._add_part(rounds)
-
-    def keep_budget(self, anchor: Anchor) -> None:
-        """Note how the budget file stands."""
-        if anchor != self.budget:
-            self._append({"budget": asdict(anchor)})
-            self.budget = anchor
+    def write(self, line: Mapping[str, Any], last: bool = True) -> None:
+        """Add a line; it is on the disk when this returns. Of several only the ``last`` names the
+        journal's new head: a crash before leaves a journal that is longer than its head says, by
+        rounds that have not run."""
+        self.journal.append(line)
+        self.take(line)
+        if last:
+            self.name_head()
 
     def name_head(self) -> None:
         """Write the journal's head to its second place."""
@@ -162,19 +167,9 @@ class Account:
         """Those of the drawn users whom no cap lets decline."""
         return allowed_in_parts(self.own_parts(), self._part_of(round), drawn)
 
-    def _append(self, line: Mapping[str, Any], last: bool = True) -> None:
-        self.journal.append(line)
-        if last:
-            self.name_head()
-
     def _part_of(self, round: int) -> int:
         """The number of the part that a round belongs to."""
         return min(bisect_left(self.ends, round), len(self.ends) - 1)
-
-    def _add_part(self, end: int) -> None:
-        run = replace(self.opening.run, rounds=end - self.ends[-1])
-        self.ledgers.append(Ledger(run, self.opening.user_epsilon))
-        self.ends.append(end)
 
     # --- what is stated
 
@@ -340,38 +335,24 @@ def _read(folder: Path, journal: Journal) -> Account:
     earlier = read_account(folder / EARLIER) if continued else None
     people = read_people(folder) if continued else None
     account = Account(opening, journal, secret, earlier, people)
-    for place, line in enumerate(journal.lines(), start=1):
-        if place > 1:
-            _take(account, line, f"{journal.path} at line {place}")
+    for place, line in enumerate(islice(journal.lines(), 1, None), start=2):
+        try:
+            account.take(line)
+        except (KeyError, TypeError, ValueError) as error:
+            raise BadInput(
+                "ledger-damaged",
+                f"{journal.path} at line {place} is not what it should be ({error}); restore it",
+            ) from error
     return account
-
-
-def _take(account: Account, line: Mapping[str, Any], where: str) -> None:
-    """Count what a line of the journal says."""
-    try:
-        if "budget" in line:
-            account.budget = Anchor.read(line["budget"], where)
-        elif "extends" in line:
-            if line["extends"] <= account.ends[-1]:
-                raise ValueError("an earlier round")
-            account._add_part(line["extends"])
-        else:
-            entry = _entry(line)
-            if entry.round > account.rounds + 1:  # a run takes every round, so a gap is a loss
-                raise ValueError(f"round {account.rounds + 1} is missing")
-            account.record(entry)
-    except (KeyError, TypeError, ValueError) as error:
-        raise BadInput(
-            "ledger-damaged", f"{where} is not what it should be ({error}); restore it"
-        ) from error
 
 
 def entries(journal: Journal | Unwritten) -> Iterator[RoundEntry]:
     """The rounds of a journal."""
-    return (_entry(line) for line in journal.lines() if "round" in line)
+    return (entry_of(line) for line in journal.lines() if "round" in line)
 
 
-def _entry(line: Mapping[str, Any]) -> RoundEntry:
+def entry_of(line: Mapping[str, Any]) -> RoundEntry:
+    """The round that a line is about."""
     ahead = bool(line.get("ahead", False))
     return RoundEntry(int(line["round"]), tuple(line["users"]), bool(line["again"]), ahead)
 

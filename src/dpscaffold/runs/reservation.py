@@ -82,7 +82,9 @@ class BudgetReservation:
         self._again = [round for round, again in released if again]
         if not self._grants:
             self._reserve(self._ends, ())
-        account.keep_budget(self.file.read().journal.anchor)
+        anchor = self.file.read().journal.anchor
+        if anchor != account.budget:
+            account.write({"budget": vars(anchor)})
 
     def extend(self, rounds: int) -> None:
         """Reserve what more rounds would spend, ε and δ, or refuse."""
