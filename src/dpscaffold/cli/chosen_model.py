@@ -27,12 +27,10 @@ def chosen_model(run: Path, module: str | None) -> Model:
     where it is named; the file is looked for where the run's configuration lay, in the working
     folder, then among what Python can import.
     """
-    from dpscaffold.config.reading import home, read_tables
+    from dpscaffold.config.reading import home
     from dpscaffold.config.task import own_module
     from dpscaffold.models.loading import load_model
 
     if module is None:
         return load_model(run)
-    config = run / "config.toml"
-    tables = read_tables(config) if config.exists() else {}
-    return load_model(run, own_module(module, home(config, tables), "--module"))
+    return load_model(run, own_module(module, home(run / "config.toml"), "--module"))

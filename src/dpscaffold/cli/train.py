@@ -219,7 +219,7 @@ def requested(config: Path | None, out: Path | None, resume: bool) -> TrainReque
         config, folder = config / "config.toml", config
     elif resume and not config.suffix and not config.exists():
         raise BadInput("not-a-run", f"{config} holds no run to continue; name a run folder")
-    elif resume and config.name == "config.toml":
+    elif resume and (config.parent / ".lock").exists():
         folder = config.parent
     else:
         folder = Path("runs") / config.stem

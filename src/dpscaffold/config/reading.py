@@ -24,23 +24,31 @@ def load(
     """Read a TOML file (or start from ``base``), apply ``key=value`` overrides, and check
     everything."""
     tables = dict(base or {}) if path is None else read_tables(path)
-    place = home(Path(path), tables) if path is not None else None
     for item in overrides:
         tables = override(tables, item)
-    begun = "setting" in tables.get("run", {})  # of a run folder: what run it is, no key of a plan
-    return parse({name: tables[name] for name in tables if name != "run" or not begun}, place)
+    return parse(tables, home(Path(path)) if path is not None else None)
 
 
-def home(path: Path, tables: Mapping[str, Any]) -> Path:
+def home(path: Path) -> Path:
     """Where files of a user's own are looked for: next to the configuration, which of a run
     folder's is the one that the run began with."""
-    said = tables.get("run")
-    home = said.get("home") if isinstance(said, Mapping) else None
-    return Path(home) if isinstance(home, str) else path.parent
+    run = _said_of_run(_tables(path)) if path.name == "config.toml" and path.exists() else {}
+    return Path(run.get("home", path.parent))
 
 
 def read_tables(path: Path | str) -> dict[str, Any]:
-    """The tables of a TOML file."""
+    """The tables of a TOML file; what a run folder's says of the run is left out."""
+    tables = _tables(path)
+    return {name: tables[name] for name in tables if name != "run" or not _said_of_run(tables)}
+
+
+def _said_of_run(tables: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The table with which a run folder's configuration says what run it is; else none."""
+    run = tables.get("run")
+    return run if isinstance(run, dict) and "setting" in run else {}
+
+
+def _tables(path: Path | str) -> dict[str, Any]:
     try:
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:

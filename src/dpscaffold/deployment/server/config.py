@@ -33,7 +33,7 @@ from dpscaffold.deployment.protocol.agreement import (
 )
 from dpscaffold.deployment.protocol.enrolment import EnrolledRun
 from dpscaffold.deployment.protocol.steps import refuse_state
-from dpscaffold.deployment.provision import host_and_port, read_toml
+from dpscaffold.deployment.provision import host_and_port
 from dpscaffold.errors import BadInput
 
 if TYPE_CHECKING:
@@ -240,9 +240,9 @@ class ServerConfiguration(ConfigTable):
 
 def load_served(path: Path, overrides: Sequence[str] = ()) -> ServerConfiguration:
     """Read a server's configuration; the first thing wrong is said in one sentence."""
-    from dpscaffold.config import override
+    from dpscaffold.config import override, read_tables
 
-    tables: Mapping[str, Any] = read_toml(path, "the configuration")
+    tables: Mapping[str, Any] = read_tables(path)
     for item in overrides:
         tables = override(tables, item)
     if "data" in tables:
