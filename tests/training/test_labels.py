@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,6 @@ from hypothesis import strategies as st
 from refusals import refuses
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import accuracy_score, f1_score, hamming_loss, roc_auc_score
-from stated import summary_of
 from typer.testing import CliRunner
 
 from dpscaffold import Gaussian, Linear, Plan, fedavg, load_model, scaffold, train
@@ -218,30 +215,6 @@ def test_an_evaluation_agrees_with_scikit_learn(run: Path) -> None:
     assert pooled.baseline["test_label_accuracy"] == pytest.approx((true == majority).mean())
     assert sum(bin.rows for bin in found.calibration) == 900 and found.confusion == ()
     assert len(found.sites) == 4 and found.sites[0]["macro_f1"] is not None
-
-
-def test_commands_show_labels(run: Path) -> None:
-    runner = CliRunner()
-    shown = runner.invoke(app, ["evaluate", f"{run}/run", f"{run}/new.csv",
-                                "--figure", f"{run}/e.png"])  # fmt: skip
-    assert shown.exit_code == 0 and "macro F1" in shown.output and "rash" in shown.output
-    as_json = runner.invoke(app, ["evaluate", f"{run}/run", f"{run}/new.csv", "--json"])
-    assert [entry["label"] for entry in json.loads(as_json.output)["by_class"]] == [*LABELS]
-    page = runner.invoke(app, ["report", f"{run}/run", "--out", f"{run}/page.html"])
-    assert page.exit_code == 0, page.output
-    text = (run / "page.html").read_text()
-    assert "which of 3 labels hold (fever, cough, rash)" in text
-    heads = re.findall("<th[^>]*>([^<]*)</th>", text)
-    at = heads.index("constant baseline")
-    assert heads[at + 1] == "best without privacy"
-    described = runner.invoke(app, ["data", "describe", f"{run}/c.toml"])
-    assert described.exit_code == 0 and "several labels" in described.output
-    held_out = runner.invoke(app, ["evaluate", f"{run}/run", "--json"])
-    reported = summary_of(run / "run")["final"]
-    found = json.loads(held_out.output)["metrics"]
-    assert found["test_label_accuracy"] == reported["test_label_accuracy"]
-    wrong = runner.invoke(app, ["evaluate", f"{run}/run", f"{run}/new.csv", "--label", "rash"])
-    assert "found by their names; leave it out" in str(wrong.exception)
 
 
 def test_a_stored_model_and_its_module_say_the_same(run: Path, tmp_path: Path) -> None:

@@ -206,20 +206,6 @@ def test_onnx_gives_out_points(ran: Path, tmp_path: Path) -> None:
     assert json.loads(session.get_modelmeta().custom_metadata_map["range"]) == [LOW, HIGH]
 
 
-def test_the_report_names_the_range(ran: Path, tmp_path: Path) -> None:
-    answer = CliRunner().invoke(
-        app, ["report", str(ran / "run"), "--out", str(tmp_path / "r.html")]
-    )
-    assert answer.exit_code == 0, answer.output
-    assert "to predict a number from 300 to 650" in (tmp_path / "r.html").read_text()
-
-
-def test_a_model_with_a_range_is_of_a_format_that_older_versions_refuse(ran: Path) -> None:
-    """They would give out numbers between -1 and 1."""
-    index = json.loads((ran / "run" / "model" / "model.json").read_text())
-    assert index["format"] == 2 and index["target"]["low"] == LOW
-
-
 def test_a_range_is_what_scaling_by_hand_does() -> None:
     """The same run as on labels that somebody scaled, bit for bit in what is learnt."""
     rng = np.random.default_rng(1)

@@ -13,7 +13,7 @@ from stated import written as statement_in
 from typer.testing import CliRunner
 
 from dpscaffold.cli import app
-from dpscaffold.privacy import Facts, Ledger, Part, describe, page, state
+from dpscaffold.privacy import Facts, Ledger, Part, describe, state
 from dpscaffold.privacy.numbers import round_up
 
 CONFIG = """
@@ -106,21 +106,6 @@ def test_a_given_draw_is_quoted_by_its_ledger_everywhere(tmp_path):
     )
 
 
-def test_numbers_alone_are_no_simulation():
-    run = describe(
-        rounds=4, local_steps=3, users=9, cohort_size=3, records=50, batch_sizes=10, noise=4
-    )
-    assert state([Part(run, 4)]).seeded is False
-
-
-def test_secret_noise_with_a_given_seed_quotes_the_ledger_first(tmp_path):
-    said, answer = trained(tmp_path, plan="seed = 0", privacy="secret = true")
-    assert said.seeded is False and answer.seeded is False
-    given, over = (round_up(x) for x in (said.epsilon, said.towards("server").epsilon))
-    shown = page(said)
-    assert "given who took part" in shown and shown.index(given) < shown.index(over)
-
-
 def test_the_best_seed_of_many_is_below_its_own_ledger():
     """Why the ledger comes first: a seed can be chosen so that a user takes part often."""
     run = describe(
@@ -169,31 +154,6 @@ def test_two_runs_of_one_seed_promise_nothing_together(tmp_path):
     trained(tmp_path, "--set", "plan.learning_rate=0.1", name="other")
     together = stated(tmp_path / "run", tmp_path / "other")
     assert together.epsilon is None and "share the seed" in together.reason
-
-
-def test_a_release_is_resumed_with_its_own_draw(tmp_path, monkeypatch):
-    """Killed after round 3, whose checkpoint is that of round 2, and resumed by its file."""
-    from dpscaffold.engines import Simulator
-
-    real = Simulator.gather
-
-    def dies(self, phase, broadcast, draw):
-        if broadcast.round == 4:
-            raise RuntimeError("killed")
-        return real(self, phase, broadcast, draw)
-
-    config = written(tmp_path, privacy="release = ['unprotected-preprocessing']")
-    with monkeypatch.context() as patch:
-        patch.setattr(Simulator, "gather", dies)
-        assert command("train", config, "--out", tmp_path / "run").exit_code != 0
-    for source in (config, tmp_path / "run"):
-        answer = command("train", source, "--out", tmp_path / "run", "--resume")
-        assert answer.exit_code == 0, answer.output
-    lines = [json.loads(x) for x in (tmp_path / "run" / "ledger.jsonl").read_text().splitlines()]
-    taken = [(line["round"], tuple(line["users"])) for line in lines if "round" in line]
-    assert [round for round, _ in taken] == [1, 2, 3, 4, 3, 4]
-    assert taken[2:4] == taken[4:6]  # the same draw, with fresh noise, counted twice
-    check_told_alike(tmp_path / "run")
 
 
 @pytest.mark.parametrize(
@@ -248,23 +208,6 @@ def test_a_release_from_python_states_what_the_command_does(tmp_path):
     assert result.setting.plan.seed is None
     assert statement_in(tmp_path / "run") == said
     check_told_alike(tmp_path / "run")
-
-
-def test_a_release_from_python_goes_on_with_its_own_draw(tmp_path):
-    class Killed(Exception):
-        pass
-
-    def dies(row):
-        if row.round == 3:
-            raise Killed
-
-    with pytest.raises(Killed):
-        from_python(tmp_path, out=tmp_path / "run", on_round=dies, **OPEN)
-    result = from_python(tmp_path, out=tmp_path / "run", resume=True, **OPEN)
-    assert result.ended == "completed" and not result.privacy.quotes_given
-    lines = [json.loads(x) for x in (tmp_path / "run" / "ledger.jsonl").read_text().splitlines()]
-    taken = [(line["round"], tuple(line["users"])) for line in lines if "round" in line]
-    assert [round for round, _ in taken] == [1, 2, 3, 3, 4] and taken[2] == taken[3]
 
 
 @pytest.mark.parametrize(

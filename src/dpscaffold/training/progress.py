@@ -3,69 +3,65 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bars
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from dpscaffold.privacy.numbers import round_up
 from dpscaffold.runs.history import HistoryRow, MetricValues
+from dpscaffold.training.training import OnRound, ignore
 
 #: The seconds between two lines where there is no terminal.
 PAUSE = 2.0
 
 
-class Progress:
-    """Shows round, accuracy, loss, ε and the time left: called with the row of each round."""
+@contextmanager
+def live_line(label: str, rounds: int, shown: bool) -> Iterator[OnRound]:
+    """A callback for the row of each round, which shows round, accuracy, loss, ε and the time
+    left."""
+    console = Console(stderr=True)
+    live = shown and (console.is_terminal or console.is_jupyter)
+    columns = (TextColumn("{task.description}"), BarColumn(10), TimeRemainingColumn())
+    evaluated: MetricValues = {}
+    printed = 0.0
 
-    def __init__(self, label: str, rounds: int, shown: bool = True) -> None:
-        self.label, self.rounds, self.shown = label, rounds, shown
-        self.console = Console(stderr=True)
-        self.live = shown and (self.console.is_terminal or self.console.is_jupyter)
-        columns = (TextColumn("{task.description}"), BarColumn(10), TimeRemainingColumn())
-        self.bars = Bars(*columns, console=self.console, disable=not self.live)
-        self.bar = self.bars.add_task(f"{label}: preparing", total=rounds)
-        self._evaluated: MetricValues = {}
-        self._printed = 0.0
+    with Progress(*columns, console=console, disable=not live) as bars:
+        bar = bars.add_task(f"{label}: preparing", total=rounds)
 
-    def __enter__(self) -> Progress:
-        self.bars.start()
-        return self
+        def show(row: HistoryRow) -> None:
+            nonlocal evaluated, printed
+            new = "train_loss" in row.metrics
+            evaluated = row.metrics if new else evaluated
+            line = f"{label}: round {row.round}/{rounds}{in_words(row.metrics, evaluated)}"
+            bars.update(bar, description=line, completed=row.round)
+            now = time.monotonic()
+            if not live and (row.round == rounds or (new and now - printed > PAUSE)):
+                printed = now
+                console.print(line, highlight=False, soft_wrap=True)
 
-    def __exit__(self, *raised: object) -> None:
-        self.bars.stop()
+        yield show if shown else ignore
 
-    def __call__(self, row: HistoryRow) -> None:
-        """Show a finished round."""
-        evaluated = "train_loss" in row.metrics
-        if evaluated:
-            self._evaluated = row.metrics
-        line = self.line(row)
-        self.bars.update(self.bar, description=line, completed=row.round)
-        now = time.monotonic()
-        due = row.round == self.rounds or (evaluated and now - self._printed > PAUSE)
-        if due and self.shown and not self.live:
-            self._printed = now
-            self.console.print(line, highlight=False, soft_wrap=True)
 
-    def line(self, row: HistoryRow) -> str:
-        """The round in words, ε first: it is what must not be cut off."""
-        from dpscaffold.tasks.metrics import titled  # with torch, which a run has loaded by then
+def in_words(spent: MetricValues, evaluated: MetricValues) -> str:
+    """ε, the metric that represents the model and its loss; ε is first, so that it is not cut
+    off."""
+    from dpscaffold.tasks.metrics import titled  # with torch, which a run has loaded by then
 
-        parts = [f"{self.label}: round {row.round}/{self.rounds}"]
-        # The ε that the statement will quote.
-        towards = "everybody" if "epsilon_everybody" in row.metrics else "server"
-        spent = row.metrics.get(f"epsilon_{towards}")
-        if spent is not None:
-            parts.append(f"ε({towards}) ≤ {round_up(spent)}")
-
-        shown = next((name for name in self._evaluated if name.startswith("test_")), "")
-        if (value := self._evaluated.get(shown)) is not None:
-            parts.append(f"{titled(shown)} {value:.3f}")
-        if "train_loss" in self._evaluated:
-            loss = self._evaluated["train_loss"]
-            parts.append("loss inf" if loss is None else f"loss {loss:.4f}")
-        return ", ".join(parts)
+    words = ""
+    towards = "everybody" if "epsilon_everybody" in spent else "server"  # as the statement quotes
+    epsilon = spent.get(f"epsilon_{towards}")
+    if epsilon is not None:
+        words += f", ε({towards}) ≤ {round_up(epsilon)}"
+    metric = next((name for name in evaluated if name.startswith("test_")), "")
+    value = evaluated.get(metric)
+    if value is not None:
+        words += f", {titled(metric)} {value:.3f}"
+    if "train_loss" in evaluated:
+        loss = evaluated["train_loss"]
+        words += ", loss inf" if loss is None else f", loss {loss:.4f}"
+    return words
 
 
 def duration(seconds: float) -> str:

@@ -180,15 +180,14 @@ def baseline_verdict(
 
 def summarise(result: Result, model: str | None = None) -> Summary:
     """The contents of ``summary.json``; ``model`` is where the model is, or why there is none."""
-    shown = shown_metric(result.federation.target) if result.history else None
     metrics: dict[str, float | str | None] = {}
-    found, warning = None, ""
-    if shown is not None:
+    shown, found, warning = None, None, ""
+    if result.history:
+        shown = shown_metric(result.federation.target)
         constant = baseline(result.federation)
-        metrics[f"late_{shown}"] = result.late(shown)
-        metrics |= {f"baseline_{name}": value for name, value in constant.items()}
-        metrics["late_train_loss"] = result.late("train_loss")
         found, warning = baseline_verdict(result, constant)
+        metrics |= {f"late_{name}": result.late(name) for name in (shown, "train_loss")}
+        metrics |= {f"baseline_{name}": value for name, value in constant.items()}
     if result.optimum:
         metrics |= {f"optimum_{name}": value for name, value in result.optimum.metrics.items()}
         metrics["optimum_loss"] = result.optimum.loss

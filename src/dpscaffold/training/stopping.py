@@ -11,10 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from dpscaffold.checks import whole
-from dpscaffold.errors import BadInput, nearest
+from dpscaffold.data.sources.arrays import class_numbers
+from dpscaffold.errors import BadInput
 from dpscaffold.federation.labels import pack
 from dpscaffold.models.evaluate import score_file
 from dpscaffold.models.model import Model, Raw
@@ -66,15 +68,7 @@ class Stopping:
             return torch.tensor([float(label) for label in labels])  # type: ignore[arg-type]
         if model.target.kind == "labels":
             return torch.from_numpy(pack(labels, "stopping.labels"))
-        places = {name: k for k, name in enumerate(model.classes)}
-        for label in labels:
-            if str(label) not in places:
-                raise BadInput(
-                    "unknown-class",
-                    f"stopping.labels holds {label!r}{nearest(str(label), places)}; the classes "
-                    f"are {', '.join(model.classes[:10])}",
-                )
-        return torch.tensor([places[str(label)] for label in labels])
+        return torch.from_numpy(class_numbers(np.array([*map(str, labels)]), model.classes))
 
     def is_over(self, values: Sequence[float]) -> bool:
         """Whether the last ``patience`` values have not bettered the best before them.

@@ -39,7 +39,7 @@ from dpscaffold.training.distributed import join, leads, own_hardware, sharing, 
 from dpscaffold.training.evaluator import OPTIMUM, Metrics
 from dpscaffold.training.opening import Asked, OwnMetric, begun
 from dpscaffold.training.optimum import Optimum, solve
-from dpscaffold.training.progress import Progress
+from dpscaffold.training.progress import live_line
 from dpscaffold.training.result import Result, summarise
 from dpscaffold.training.stopping import Stopping
 from dpscaffold.training.training import Ending, Evaluate, OnRound, Training, both, ignore
@@ -353,7 +353,7 @@ def trained(asked: Asked) -> Result:
         return share.serve()
     with (
         begun(asked) as start,
-        Progress(asked.label, asked.run.plan.rounds, asked.progress) as line,
+        live_line(asked.label, asked.run.plan.rounds, asked.progress) as line,
     ):
         named, strength = asked.named, asked.run.plan.regularisation
         best = solve(asked.federation, asked.run.task, strength) if OPTIMUM in named else None

@@ -194,7 +194,7 @@ class Training:
         if round and (not self.history or self.history[-1].round < round):
             self._evaluated(HistoryRow(round, self.account.live(round)))
             self._save()
-        return Ending("budget", self.account.refusal)
+        return Ending("budget", self.comm.first(self.account.refusal))
 
     def _save(self) -> None:
         """Write a checkpoint, where the run has a folder; then its uploads may be forgotten."""

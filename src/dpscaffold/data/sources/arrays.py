@@ -153,7 +153,7 @@ def _labels_target(width: int, names: int | Sequence[str] | None) -> Target:
     return named
 
 
-def _class_numbers(labels: np.ndarray, names: Sequence[str]) -> np.ndarray:
+def class_numbers(labels: np.ndarray, names: Sequence[str]) -> np.ndarray:
     """The class number of every label, by its name."""
     index = {name: i for i, name in enumerate(names)}
     strange = next((str(label) for label in labels if label not in index), None)
@@ -172,10 +172,10 @@ def _named_target(
     """Class numbers of labels that are names; by default the classes are those that occur."""
     if classes and not isinstance(classes, int):
         given = tuple(classes)
-        return _class_numbers(labels, given), Target("class", given), ()
+        return class_numbers(labels, given), Target("class", given), ()
     names = tuple(sorted({str(label) for label in labels}, key=by_value))
     said = Remark(LABELS_READ, "unprotected", remedy="classes=(…), their names in order")
-    return _class_numbers(labels, names), Target("class", names), (said,)
+    return class_numbers(labels, names), Target("class", names), (said,)
 
 
 def _target(
