@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from pathlib import Path
 from typing import Any
 
 from federated import (
-    a_federation,
-    a_mail_plan,
     a_site_behind,
     combined,
     counted_once,
@@ -25,23 +22,18 @@ from works import (
     MIRROR,
     Result,
     Work,
-    a_run_on_rows,
-    an_old_prediction,
-    an_old_report,
     audited,
     budget_opened,
-    done,
     downloaded,
     keys_made,
     onnx_inputs,
-    open_budget,
     prepared,
     published,
     reserved,
     same,
     trained,
     trained_secretly,
-    two_runs,
+    typed,
 )
 
 RESUMED = ["train", "run.toml", "--out", "run", "--resume"]
@@ -84,17 +76,6 @@ def drawing(name: str, command: str, *outputs: str, **given: Any) -> Work:
     return killed(name, command, outputs=outputs or ("figure.png",), **given)
 
 
-def provisioned(folder: Path) -> None:
-    """Keys of a server and of its sites."""
-    done(folder, ["provision", "sites.toml", "--out", "keys"])
-
-
-def with_one(folder: Path) -> None:
-    """A server that has admitted a site."""
-    a_federation(folder)
-    done(folder, ["server", "admit", "one/one.site", "--server", "keys/server"])
-
-
 def all_works() -> list[Work]:
     """Every command that writes."""
     run = ("run/model/model.json", "run/config.toml")  # journals may end in a part of a line
@@ -111,11 +92,18 @@ def all_works() -> list[Work]:
     demo = [f"demo/{name}/metrics.jsonl" for name in ("dp-scaffold", "dp-fedavg", "dp-fedsgd")]
     paper = [f"paper/figure1/{name}" for name in ("figure.png", "results.parquet", "RESULT.md")]
     sums = ["model/model/privacy.json", "model/config.toml", "model/ledger.jsonl"]
-    rowed: dict[str, Any] = {"prepare": a_run_on_rows}
+    opened = "privacy budget.jsonl --epsilon 40 --delta 0.01"
+    runs = [f"train run.toml --out {name} --set plan.rounds=2" for name in ("one", "two")]
+    drafted = "init rows.csv --label ill --user site --out rows.toml"
+    on_rows = (drafted, "train rows.toml --out rowed --set plan.rounds=2")
+    rowed: dict[str, Any] = {"prepare": typed(*on_rows)}
+    answered = "predict rowed 'rows.*' --out replaced.csv"
+    federation = ("provision sites.toml --out keys", "site init keys/one.invitation --out one")
+    admitted = "server admit one/one.site --server keys/server"
     return [
         Work("train", RESUMED, trained, outputs=run, weight=6),
         Work("train secret", secretly, trained_secretly, outputs=run, weight=6),
-        Work("train reserved", filed, reserved, prepare=open_budget, outputs=run, weight=6),
+        Work("train reserved", filed, reserved, prepare=typed(opened), outputs=run, weight=6),
         killed("data prepare", prepare, prepared, f"{prepare} --overwrite", weight=3),
         killed("data prepare table", table, prepared, f"{table} --overwrite", weight=2),
         killed(
@@ -126,10 +114,10 @@ def all_works() -> list[Work]:
             outputs=tuple(files),
         ),
         drawing("data describe", "data describe run.toml --out figure.png"),
-        killed("budget", "privacy budget.jsonl --epsilon 40 --delta 0.01", budget_opened),
+        killed("budget", opened, budget_opened),
         replacing(
             "init",
-            "init rows.csv --label ill --user site --out rows.toml --force",
+            f"{drafted} --force",
             "rows.toml",
         ),
         killed(
@@ -144,15 +132,15 @@ def all_works() -> list[Work]:
             "report one two --out report.html",
             "report.html",
             "report.md",
-            prepare=an_old_report,
+            prepare=typed(*runs, "report one --out report.html"),
         ),
-        drawing("compare", "compare one two --out figure.png", prepare=two_runs),
+        drawing("compare", "compare one two --out figure.png", prepare=typed(*runs)),
         killed(
             "audit one run",
             f"{audit} audited",
             audited,
             f"{audit} audited-again",
-            prepare=open_budget,
+            prepare=typed(opened),
         ),
         *(
             replacing(f"predict {name}", f"predict rowed rows.csv --out {name}", name, **rowed)
@@ -160,9 +148,9 @@ def all_works() -> list[Work]:
         ),
         replacing(
             "predict several files again",
-            "predict rowed 'rows.*' --out replaced.csv",
+            answered,
             "replaced.csv",
-            prepare=an_old_prediction,
+            prepare=typed(*on_rows, answered),
         ),
         drawing("evaluate", "evaluate rowed rows.csv --figure figure.png", **rowed),
         *(
@@ -188,9 +176,9 @@ def all_works() -> list[Work]:
         ),
         killed(
             "site init",
-            "site init keys/one.invitation --out one",
+            federation[1],
             site_made,
-            prepare=provisioned,
+            prepare=typed(federation[0]),
             outputs=("one/site.toml",),
         ),
         killed(
@@ -198,16 +186,20 @@ def all_works() -> list[Work]:
         ),
         killed(
             "server admit",
-            "server admit one/one.site --server keys/server",
+            admitted,
             roster,
-            prepare=a_federation,
+            prepare=typed(*federation),
         ),
-        killed("server remove", "server remove one --server keys/server", roster, prepare=with_one),
+        killed(
+            "server remove",
+            "server remove one --server keys/server",
+            roster,
+            prepare=typed(*federation, admitted),
+        ),
         killed(
             "sums keys",
             "sums keys mail.toml --name north --out north",
             keyed,
-            prepare=a_mail_plan,
             outputs=("north/site.toml", "north/north.sumkey"),
         ),
         Work("sums make", make_mail("north"), counted_once, prepare=mail_sites, weight=2),

@@ -11,32 +11,7 @@ from works import done
 
 from dpscaffold.runs.ledger import read_account
 
-#: Two sites that mask their sums.
-MAIL = """
-[schema]
-features = ["age", "dose"]
-label = "ill"
-classes = ["0", "1"]
-[privacy]
-epsilon = 0.4
-delta = 1e-6
-[sums]
-members = ["north", "south"]
-colluders = 0
-"""
-
 RUN = "ab" * 16
-
-
-def a_federation(folder: Path) -> None:
-    """A provisioned server and a site that asks to be admitted."""
-    done(folder, ["provision", "sites.toml", "--out", "keys"])
-    done(folder, ["site", "init", "keys/one.invitation", "--out", "one"])
-
-
-def a_mail_plan(folder: Path) -> None:
-    """The plan of a federation by e-mail."""
-    (folder / "mail.toml").write_text(MAIL)
 
 
 def mail_sites(folder: Path) -> None:
@@ -44,7 +19,6 @@ def mail_sites(folder: Path) -> None:
     from dpscaffold.deployment.protocol.messages import fingerprint
     from dpscaffold.sums.files import read_key_file
 
-    a_mail_plan(folder)
     names = ("north", "south")
     done(folder, *(["sums", "keys", "mail.toml", "--name", name] for name in names))
     for name, other in (names, names[::-1]):
@@ -117,7 +91,8 @@ def a_site_behind(folder: Path) -> None:
     from dpscaffold.deployment.site.memory import StateFolder
     from dpscaffold.deployment.site.recovery import note_behind
 
-    a_federation(folder)
+    joined = ["site", "init", "keys/one.invitation", "--out", "one"]
+    done(folder, ["provision", "sites.toml", "--out", "keys"], joined)
     file = read_site_file(folder / "one" / "site.toml")
     state = StateFolder(file.state, file.name)
     ledger = SiteLedger(state.ledger, file.name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import tempfile
 import time
@@ -38,6 +39,19 @@ TUNE = '\n[tune]\nfolds = 2\ngrid = {"plan.learning_rate" = [0.1, 0.5]}\n'
 FEDERATION = """
 address = "127.0.0.1:9470"
 sites = ["one", "two"]
+"""
+#: Two sites that mask their sums.
+MAIL = """
+[schema]
+features = ["age", "dose"]
+label = "ill"
+classes = ["0", "1"]
+[privacy]
+epsilon = 0.4
+delta = 1e-6
+[sums]
+members = ["north", "south"]
+colluders = 0
 """
 ROWS = ["site,age,dose,ill"] + [
     f"{user},{(user * 7 + k) % 5 + 20},{k % 3}.5,{k % 2}" for user in range(6) for k in range(25)
@@ -87,6 +101,7 @@ class Work:
         (folder / "run.toml").write_text(CONFIG)
         (folder / "tune.toml").write_text(CONFIG + TUNE)
         (folder / "sites.toml").write_text(FEDERATION)
+        (folder / "mail.toml").write_text(MAIL)
         (folder / "rows.csv").write_text("\n".join(ROWS) + "\n")
         self.prepare(folder)
         return folder
@@ -219,6 +234,11 @@ def done(folder: Path, *commands: list[str]) -> None:
         expect(run(folder, arguments) == 0, f"{' '.join(arguments)} fails", folder)
 
 
+def typed(*commands: str) -> Callable[[Path], None]:
+    """What makes a folder ready by these commands."""
+    return lambda folder: done(folder, *map(shlex.split, commands))
+
+
 def published(folder: Path) -> None:
     """Something to download, and the catalogue's entry for it, which children inherit."""
     place = Path(MIRROR.removeprefix("file://"))
@@ -241,35 +261,6 @@ def onnx_inputs(folder: Path) -> object:
     model = onnx.load(folder / "model.onnx")
     onnx.checker.check_model(model)
     return [one.name for one in model.graph.input]
-
-
-def open_budget(folder: Path) -> None:
-    """A budget that is never exhausted here."""
-    done(folder, ["privacy", "budget.jsonl", "--epsilon", "40", "--delta", "0.01"])
-
-
-def two_runs(folder: Path) -> None:
-    """Something to compare."""
-    for name in ("one", "two"):
-        done(folder, ["train", "run.toml", "--out", name, "--set", "plan.rounds=2"])
-
-
-def a_run_on_rows(folder: Path) -> None:
-    """A model of a table's rows."""
-    drafted = ["init", "rows.csv", "--label", "ill", "--user", "site", "--out", "rows.toml"]
-    done(folder, drafted, ["train", "rows.toml", "--out", "rowed", "--set", "plan.rounds=2"])
-
-
-def an_old_prediction(folder: Path) -> None:
-    """Predictions that are to be replaced."""
-    a_run_on_rows(folder)
-    done(folder, ["predict", "rowed", "rows.*", "--out", "replaced.csv"])
-
-
-def an_old_report(folder: Path) -> None:
-    """A page that is to be replaced."""
-    two_runs(folder)
-    done(folder, ["report", "one", "--out", "report.html"])
 
 
 def same(*names: str) -> Result:
