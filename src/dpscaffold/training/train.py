@@ -256,12 +256,10 @@ def run_seeds(
     first = public_seed(settings.plan.seed)
     federation = load_federation(settings.data)
     places = [folder / f"seed-{seed}" for seed in range(first, first + count)]
-    new = [not place.exists() for place in places]  # one that fails goes on where it was stored
     for k, place in enumerate(places):
         plan = settings.plan.changed(seed=first + k)
         one = settings.model_copy(update={"plan": plan})
-        again = place.exists() and (resume or new[k])
-        run(one, out=place, resume=again, federation=federation, **options)
+        run(one, out=place, resume=resume, federation=federation, **options)
     return places
 
 
