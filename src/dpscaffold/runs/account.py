@@ -33,7 +33,7 @@ from dpscaffold.runs.reservation import BudgetReservation
 class NoAccount:
     """The account of a run without privacy: everybody takes part, and nothing is promised."""
 
-    run, anchor, allowed, refusal, rounds = None, None, None, "", 0
+    run, anchor, refusal, rounds = None, None, "", 0
 
     def __init__(self, setting: Run) -> None:
         self.setting, self.begun = setting, 0
@@ -92,7 +92,7 @@ class PrivacyAccount:
         self.refusal, self.begun = "", 0  # why a round did not run, and the one begun last
         steps = setting.roster.schema.preparation
         costs, unprotected = charged(steps, self.run)
-        self._opening = Opening(
+        opening = Opening(
             self.run,
             privacy.user_epsilon,
             costs,
@@ -102,7 +102,7 @@ class PrivacyAccount:
             privacy.colluders,
             origin_of(setting.plan.seed, setting.secret),
         )
-        self.account = Account(self._opening, Unwritten())
+        self.account = Account(opening, Unwritten())
         self.account.allowed(1, [0])  # refuses, here and not in the first round, an impossible cap
         self.limits: list[BudgetReservation] = []
         if privacy.budget_file is not None:
@@ -112,14 +112,9 @@ class PrivacyAccount:
                     f"privacy.budget_file is set for a run that nothing can be counted of: "
                     f"{reason}",
                 )
-            self.limits.append(BudgetReservation(privacy.budget_file, setting, self._opening))
+            self.limits.append(BudgetReservation(privacy.budget_file, setting, opening))
         self.folder: RunFolder | None = None
         self._replay_until = 0
-
-    @property
-    def allowed(self) -> tuple[str, ...] | None:
-        """What a release overlooks; None where nothing is released."""
-        return self._opening.allowed
 
     @property
     def rounds(self) -> int:
@@ -159,7 +154,7 @@ class PrivacyAccount:
         :meth:`count_again`.
         """
         asked = replace(
-            self._opening,
+            self.account.opening,
             data=data,
             origin=seed.origin,
             mark=seed.mark,
@@ -251,7 +246,7 @@ class PrivacyAccount:
         if self.setting.secret and self.account.drawn.given:
             over = self.refusal or round >= self.setting.plan.rounds
             given = (
-                given_the_draw(parts, "server", self._opening.colluders).epsilon
+                given_the_draw(parts, "server", self.account.opening.colluders).epsilon
                 if over
                 else math.fsum(part.charged().shown() for part in parts)
             )

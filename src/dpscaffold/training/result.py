@@ -179,7 +179,7 @@ def baseline_verdict(
 
 
 def summarise(result: Result, model: str | None = None) -> Summary:
-    """The contents of ``summary.json``; ``model`` is where the model is, or why there is none."""
+    """How a run ended; ``model`` is where the model is, or why there is none."""
     metrics: dict[str, float | str | None] = {}
     shown, found, warning = None, None, ""
     if result.history:
