@@ -67,20 +67,15 @@ class Spread:
         seen = weight > 0
         weight = weight.where(seen, 1.0)
         centre = server.slots["control"] / weight
-        apart = _positive(square / weight - centre.double().square().sum())
+        apart = (square / weight - centre.double().square().sum()).clamp_min(0.0)
         noise = noise * len(centre) / weight
         return cls(centre, apart.where(seen, 0.0), noise.where(seen, 0.0))
 
     def trust(self) -> Tensor:
         """a = max(0, 1 − v̄P / mean‖c_i − c‖²), the positive part of James and Stein's estimate of
         ζ²/(ζ² + vP): how much of the spread between users is not noise. Without noise it is 1."""
-        a = _positive(1.0 - self.noise / self.square).where(self.square > 0, 0.0)
+        a = (1.0 - self.noise / self.square).clamp_min(0.0).where(self.square > 0, 0.0)
         return a.where(self.noise != 0, 1.0)
-
-
-def _positive(value: Tensor) -> Tensor:
-    """Its positive part; zero for NaN."""
-    return value.where(value > 0, 0.0)
 
 
 @dataclass(frozen=True)

@@ -120,8 +120,6 @@ class Server:
     slots: Slots = field(default_factory=dict)
 
 
-#: Where a participation begins: a function of what the server sent and of the user's slots.
-BeginAt = Callable[[Participant], "Tensor"]
 Announce = Callable[[Server, Cohort], Slots]
 Direction = Callable[["Tensor", "Tensor", Participant], "Tensor"]
 Finish = Callable[[Local, Participant], tuple[Upload, Slots]]
@@ -280,7 +278,7 @@ class Algorithm:
     warm_up: Algorithm | None = None
     private: tuple[str, ...] = ()
     sums: SumRule | None = None
-    begin_at: BeginAt = at_x
+    begin_at: Callable[[Participant], Tensor] = at_x
 
     def __post_init__(self) -> None:
         private, first = set(self.private), self.warm_up or self
