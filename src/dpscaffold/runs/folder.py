@@ -182,7 +182,7 @@ class RunFolder:
         run with a ``config``, which is compared too, may have more rounds than it was planned
         with; one of sites may not."""
         saved = {"run": self.described} if config is None else self.tables()
-        asked = tomllib.loads(to_toml(plain({**(config or {}), "run": vars(now)})))
+        asked = tomllib.loads(to_toml({**(config or {}), "run": plain(vars(now))}))
         old, new = dict(_values(saved)), dict(_values(asked))
         for key in sorted({*old, *new}):
             before, after = old.get(key), new.get(key)
