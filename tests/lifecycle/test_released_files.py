@@ -66,6 +66,8 @@ def test_a_site_ledger_that_cannot_be_read_is_refused_and_not_replaced(folder):
         lambda run: command("train", run, "--resume"),
         lambda run: command("privacy", run),
         lambda run: command("report", run),
+        lambda run: command("audit", run),
+        lambda run: command("evaluate", run, run / "rows.csv"),
         lambda run: command("compare", run, run),
     ],
 )

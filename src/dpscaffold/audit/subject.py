@@ -33,6 +33,7 @@ from dpscaffold.privacy import (
 )
 from dpscaffold.privacy.page import THEOREMS
 from dpscaffold.randomness.streams import Randomness
+from dpscaffold.runs.earlier import refuse_old
 from dpscaffold.runs.ledger import read_account
 from dpscaffold.tasks import Task
 
@@ -161,6 +162,7 @@ def read_case(source: Path, overrides: list[str] | None = None) -> AuditedRun:
     if not config.exists():
         what = "holds no run (config.toml)" if folder else "does not exist"
         raise BadInput("not-a-run", f"{source} {what}; give a configuration (TOML) or a run folder")
+    refuse_old(source)
     settings = load(config, overrides or [])
     federation = load_federation(settings.data)
     setting = settings.setting(federation)
