@@ -86,10 +86,10 @@ def test_nobody_seen_means_no_correction():
 
 def test_controls_that_do_not_differ_deserve_no_trust_where_there_is_noise():
     """And none below zero, however far the spread falls short of its noise; without noise all."""
-    one = torch.tensor(1.0, dtype=torch.float64)
-    for square, trust in ((0.0, 0.0), (0.5, 0.0), (1.0, 0.0), (2.0, 0.5)):
-        assert Spread(torch.ones(3), square * one, one).trust() == trust
-        assert Spread(torch.ones(3), square * one, 0 * one).trust() == 1.0
+    for one in torch.tensor([1.0, 0.125], dtype=torch.float64):
+        for square, trust in ((0.0, 0.0), (0.5, 0.0), (1.0, 0.0), (2.0, 0.5)):
+            assert Spread(torch.ones(3), square * one, one).trust() == trust
+            assert Spread(torch.ones(3), square * one, 0 * one).trust() == 1.0
 
 
 @each_engine

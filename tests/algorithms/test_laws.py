@@ -195,6 +195,11 @@ def test_another_direction_has_no_form_and_no_proof(algorithm):
         assert affine(changed, at, PROVED_FIELDS) is None and not changed.one_sum
 
 
+def test_the_uploads_of_these_alone_are_proved_to_be_linear():
+    proved = {name for name, algorithm in PHASES.items() if algorithm.one_sum}
+    assert proved == {"fedavg", "fedsgd", "fedprox", "fedadam"}
+
+
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_the_warm_up_comes_first(name):
     """Rounds 1 to w belong to the warm-up where there is one, the rest to the algorithm."""
