@@ -19,8 +19,8 @@ test: $(VENV)/.ready-dev  ## run the tests (under ten minutes on two cores)
 	$(BIN)/python -m pytest -n 2 -m "not slow"
 
 GPU_TESTS = tests/test_devicedraws.py tests/conformance tests/statistical/test_noise.py \
-	tests/statistical/test_sensitivity.py tests/engines/test_cuda.py tests/engines/test_fused.py \
-	tests/engines/test_ranks.py tests/engines/test_shards.py tests/experiments/test_lockstep.py
+	tests/statistical/test_sensitivity.py tests/engine/test_cuda.py tests/engine/test_programs.py \
+	tests/engine/test_ranks.py tests/engine/test_stacks.py
 
 test-gpu: $(VENV)/.ready-dev  ## conformance, statistics, draws and clipping on a CUDA device
 	TEST_DEVICE=cuda $(BIN)/python -m pytest -n 4 -m "not slow" $(GPU_TESTS)
@@ -43,7 +43,7 @@ types: $(VENV)/.ready-dev  ## mypy
 	$(BIN)/mypy
 
 doctest: $(VENV)/.ready-dev  ## the examples in the docstrings
-	$(BIN)/python -m pytest --doctest-modules src/dpscaffold --ignore=src/dpscaffold/engines/fast/kernels/programs.py
+	$(BIN)/python -m pytest --doctest-modules src/dpscaffold --ignore=src/dpscaffold/engine/programs.py
 
 docs: $(VENV)/.ready-docs  ## the documentation as a site, in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet

@@ -20,7 +20,7 @@ from module import network
 
 from dpscaffold import Gaussian, Mlp, ModuleTask, Plan, scaffold, synthetic
 from dpscaffold.config import make_run
-from dpscaffold.engines import Simulator, State
+from dpscaffold.engine import Simulator, State
 from dpscaffold.engines.rounds import plain_draws, stacked_rounds
 from dpscaffold.tasks import Task
 from dpscaffold.training.evaluator import Evaluator, Measures

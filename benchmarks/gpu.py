@@ -25,7 +25,7 @@ from torch import nn
 
 from dpscaffold import Gaussian, Logistic, Mlp, ModuleTask, Plan, fedavg, scaffold, synthetic, train
 from dpscaffold.config import make_run
-from dpscaffold.engines import Hardware, Simulator, State
+from dpscaffold.engine import Hardware, Simulator, State
 from dpscaffold.engines.fast import kernels
 from dpscaffold.engines.rounds import plain_draws, stacked_rounds
 from dpscaffold.federation import Federation

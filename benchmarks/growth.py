@@ -27,7 +27,7 @@ import torch
 from dpscaffold import Gaussian, Logistic, Plan
 from dpscaffold.algorithms import ALGORITHMS
 from dpscaffold.config import make_run
-from dpscaffold.engines import Simulator, State
+from dpscaffold.engine import Simulator, State
 from dpscaffold.engines.rounds import plain_draws, rounds
 from dpscaffold.federation import Federation, Records
 

@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from dpscaffold import Gaussian, Logistic, Mlp, Plan, scaffold, synthetic
 from dpscaffold.config import make_run
-from dpscaffold.engines import Simulator, State
+from dpscaffold.engine import Simulator, State
 from dpscaffold.engines.rounds import plain_draws, rounds
 from dpscaffold.tasks import Task
 

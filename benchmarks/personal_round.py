@@ -18,7 +18,7 @@ from dpscaffold import Gaussian, Logistic, Plan, fedavg, synthetic
 from dpscaffold.algorithms import Algorithm
 from dpscaffold.algorithms.mean_regularised import mean_regularised
 from dpscaffold.config import make_run
-from dpscaffold.engines import Simulator, State
+from dpscaffold.engine import Simulator, State
 from dpscaffold.engines.rounds import plain_draws, rounds
 from dpscaffold.federation import Federation
 

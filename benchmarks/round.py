@@ -22,7 +22,7 @@ import torch
 
 from dpscaffold import Gaussian, Logistic, Plan, scaffold, synthetic
 from dpscaffold.config import make_run
-from dpscaffold.engines import Simulator, State
+from dpscaffold.engine import Simulator, State
 from dpscaffold.engines.rounds import plain_draws, rounds
 
 CPU = torch.device("cpu")

@@ -259,7 +259,7 @@ def sums_exact(out: Path, data: dict[str, tuple[np.ndarray, np.ndarray]], tables
     from dpscaffold.config import Secure, make_run
     from dpscaffold.config.gaussian import Gaussian
     from dpscaffold.config.plan import Plan
-    from dpscaffold.engines import Draw, Hardware, Simulator, State
+    from dpscaffold.engine import Draw, Hardware, Simulator, State
     from dpscaffold.engines.rounds import rounds
     from dpscaffold.federation import Federation
     from dpscaffold.runs.folder import RunFolder

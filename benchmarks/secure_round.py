@@ -12,7 +12,7 @@ import torch
 
 from dpscaffold import Gaussian, Logistic, Mlp, Plan, fedavg, synthetic
 from dpscaffold.config import Secure, make_run
-from dpscaffold.engines import Simulator, State
+from dpscaffold.engine import Simulator, State
 from dpscaffold.engines.rounds import plain_draws, rounds
 
 CASES = {"logistic, 100 users": (100, Logistic(40, 10)), "network, 30 users": (30, Mlp(40, 10))}

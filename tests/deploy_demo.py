@@ -70,21 +70,16 @@ def simulated(federation: Federation, tables: dict[str, dict[str, Any]]) -> dict
     """Where the simulator ends, one row at a time and with one thread."""
     from dpscaffold.algorithms import scaffold
     from dpscaffold.config import make_run
-    from dpscaffold.engines import Draw, Hardware, Simulator, State
-    from dpscaffold.engines.rounds import rounds
+    from dpscaffold.engine import Draw, Engine, State
     from dpscaffold.tasks import Logistic
 
     plan, privacy = Plan(**tables["plan"]), Gaussian(**tables["privacy"])
     setting = make_run(federation.roster, Logistic(40, 10), scaffold(), plan, privacy)
-    engine = Simulator([setting], [federation], Hardware(chunk=1))
-    streams, state = setting.randomness(), State.initial(setting, torch.device("cpu"))
-
-    def draw(round: int) -> Draw:
-        drawn = streams.cohort(round, setting.users, setting.cohort_size)
-        return Draw(drawn, drawn)
-
-    for done in rounds(setting, engine, draw, state):
-        state = done.state
+    engine = Engine([setting], [federation], chunk=1)
+    streams, state = setting.randomness(), State.initial(setting)
+    for number in range(1, plan.rounds + 1):
+        drawn = streams.cohort(number, setting.users, setting.cohort_size)
+        state = engine.round(state, [Draw.all(drawn)]).state
     return {"params": state.params, **state.server.slots}
 
 

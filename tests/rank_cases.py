@@ -20,8 +20,8 @@ from dpscaffold import Gaussian, Linear, Logistic, Plan, scaffold, synthetic, tr
 from dpscaffold.algorithms import fedavg, scaffold_balanced
 from dpscaffold.algorithms.mean_regularised import mean_regularised
 from dpscaffold.config.secure import Secure
-from dpscaffold.engines.fast.ranked import RankedSimulator
-from dpscaffold.engines.ranks import Ranks
+from dpscaffold.engine import Engine
+from dpscaffold.engine.distributed import Ranks
 from dpscaffold.errors import BadInput, RankLost
 from dpscaffold.federation import Federation
 from dpscaffold.runs.checkpoint import Checkpoint
@@ -273,7 +273,7 @@ def refused(rank: int, folder: Path) -> dict[str, tuple[str, str]]:
 
 def dies(rank: int, folder: Path) -> None:
     """A run of which rank 1 is killed in the third round, before it sends anything."""
-    with _killed(rank, RankedSimulator, "_add_up", 3):
+    with _killed(rank, Engine, "round", 3):
         reached(KILLED, out=folder, distributed=True)
 
 
@@ -284,7 +284,7 @@ def resumes(rank: int, folder: Path) -> dict[str, Any]:
 
 def dies_on_a_gpu(rank: int, case: Case | Special) -> None:
     """A run on GPUs of which rank 1 is killed where the second sum begins."""
-    with _killed(rank, Ranks, "reduced", 2):
+    with _killed(rank, Ranks, "sum", 2):
         reached(case, distributed=True, device=gpu_of(rank))
 
 

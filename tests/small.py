@@ -6,19 +6,19 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from dpscaffold.algorithms import ITERATIVE, Algorithm, fedavg, with_adam
+from dpscaffold.algorithms import ITERATIVE, Algorithm, Server, fedavg, with_adam
 from dpscaffold.algorithms.naming import factory_of
 from dpscaffold.config import Run, make_run
 from dpscaffold.config.gaussian import Gaussian
 from dpscaffold.config.plan import Plan
-from dpscaffold.engines import Draw, Hardware, Loop, Simulator, State
-from dpscaffold.engines.rounds import FinishedRound, rounds, stacked_rounds
+from dpscaffold.engine import Draw, Engine, Loop, Round, State
 from dpscaffold.federation import Federation
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.tasks import Logistic, Mlp, ModuleTask, Task
@@ -148,58 +148,61 @@ def setting(
 
 def loop(run: Trial, randomness: Randomness | None = None) -> Loop:
     """The readable engine on the run's own data."""
-    return Loop(run, run.federation, Hardware(), randomness)
+    return Loop(run, run.federation, randomness=randomness)
 
 
 def simulator(
     runs: Trial | Sequence[Trial],
     randomness: Randomness | Sequence[Randomness] | None = None,
     chunk: int | None = None,
-) -> Simulator:
+) -> Engine:
     """The fast engine on the runs' own data."""
     runs = [runs] if isinstance(runs, Run) else runs
     streams = [randomness] if isinstance(randomness, Randomness) else randomness
-    hardware = Hardware(WHERE, chunk)
-    return Simulator(runs, [run.federation for run in runs], hardware, streams)
+    return Engine(runs, [run.federation for run in runs], WHERE, chunk, streams)
+
+
+def draw_as_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a CPU draw as a GPU does, where a GPU would; a GPU does so anyway."""
+    real = Engine.__dict__["draws_on_device"].func
+
+    def there(engine: Engine) -> bool:
+        cuda = torch.device("cuda")
+        return real(SimpleNamespace(streams=engine.streams, run=engine.run, device=cuda))
+
+    monkeypatch.setattr(Engine, "draws_on_device", property(there))
 
 
 class Driven:
     """An engine, with the servers of its runs between rounds."""
 
-    def __init__(self, engine: Loop | Simulator) -> None:
+    def __init__(self, engine: Loop | Engine) -> None:
         self.engine = engine
-        if isinstance(engine, Simulator):
-            self.settings, self.randomness = engine.settings, engine.randomness
+        if isinstance(engine, Engine):
+            self.settings, self.randomness = engine.runs, engine.streams
         else:
-            self.settings, self.randomness = [engine.setting], [engine.randomness]
-        self.states = [State.initial(run, engine.device) for run in self.settings]
+            self.settings, self.randomness = [engine.run], [engine.randomness]
+        states = [State.initial(run, engine.device) for run in self.settings]
+        self.state = states[0] if len(states) == 1 else State.stack(states)
 
-    def rounds(self, *draws: Draw) -> list[FinishedRound]:
+    def rounds(self, *draws: Draw) -> Round:
         """The next round of every run, with these participants."""
-        drawings = [lambda number, draw=draw: draw for draw in draws]
-        if isinstance(self.engine, Simulator):
-            return next(stacked_rounds(self.settings, self.engine, drawings, self.states))
-        done = next(rounds(self.settings[0], self.engine, drawings[0], self.states[0]))
-        self.states[0] = done.state
-        return [done]
+        done = self.engine.round(self.state, draws)
+        self.state = done.state
+        return done
 
-    def round(self, draw: Draw) -> FinishedRound:
-        """The next round of a single run."""
-        return self.rounds(draw)[0]
-
-    def round_of(self, users: Sequence[int]) -> FinishedRound:
-        """The next round, with these participants."""
-        chosen = np.array(users, dtype=np.int64)
-        return self.round(Draw(chosen, chosen))
+    def round_of(self, users: Sequence[int]) -> Round:
+        """The next round of a single run, with these participants."""
+        return self.rounds(Draw.all(np.array(users, dtype=np.int64)))
 
     def drive(self, count: int | None = None) -> Driven:
         """Rounds with the participants of the runs' own streams, up to the last or to ``count``."""
-        for number in range(self.states[0].round + 1, (count or self.settings[0].plan.rounds) + 1):
+        for number in range(self.state.round + 1, (count or self.settings[0].plan.rounds) + 1):
             drawn = [
                 streams.cohort(number, run.users, run.cohort_size)
                 for run, streams in zip(self.settings, self.randomness, strict=True)
             ]
-            self.rounds(*(Draw(users, users) for users in drawn))
+            self.rounds(*map(Draw.all, drawn))
         return self
 
     @property
@@ -210,13 +213,28 @@ class Driven:
     @property
     def all_reached(self) -> list[Reached]:
         """Where every run stands."""
-        memories = [self.engine.memories]
-        if isinstance(self.engine, Simulator):
-            memories = self.engine.all_memories
+        held, users = self.engine.memories, self.engine.memories.users
         return [
-            Reached(_on_cpu(state), _all_on_cpu(kept.recall(range(run.users))))
-            for state, kept, run in zip(self.states, memories, self.settings, strict=True)
+            Reached(
+                _on_cpu(state), _all_on_cpu(held.recall(range(k * users, k * users + run.users)))
+            )
+            for k, (state, run) in enumerate(zip(_apart(self.state), self.settings, strict=True))
         ]
+
+
+def _apart(state: State) -> list[State]:
+    """The state of every run of a stack."""
+    if state.params.dim() == 1:
+        return [state]
+    return [
+        State(
+            state.round,
+            Server(params, {name: value[k] for name, value in state.server.slots.items()}),
+            state.average[k],
+            state.averaged[k],
+        )
+        for k, params in enumerate(state.params)
+    ]
 
 
 def _all_on_cpu(slots: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -340,7 +358,7 @@ def uploads(
                 **{f"memory {name}": value for name, value in kept.items()},
             }
             for key, value in values.items():
-                seen[at.broadcast.round - 1].setdefault(key, []).append(
+                seen[int(at.broadcast.round) - 1].setdefault(key, []).append(
                     value.reshape(-1, value.shape[-1]).clone().cpu()
                 )
             return upload, kept

@@ -56,10 +56,10 @@ def one_round(
 ) -> torch.Tensor:
     """x after one round with everybody, from a state of the test's making."""
     made = ENGINES[engine](run, randomness)
-    server, there = made.states[0].server, made.engine.device
+    server, there = made.state.server, made.engine.device
     slots = dict(server.slots) if control is None else {"control": control.to(there, copy=True)}
     server = Server(server.params if params is None else params.to(there, copy=True), slots)
-    made.states[0] = replace(made.states[0], server=server)
+    made.state = replace(made.state, server=server)
     if memory is not None:
         made.engine.memories.keep(range(run.users), {"control": memory.to(there)})
     return made.round_of(range(run.users)).state.params.cpu()
@@ -609,7 +609,7 @@ def test_a_secret_run_leaves_no_key_in_its_state(engine):
     run = setting("scaffold", "logistic", Gaussian(clip=1.0, noise=1.0, secret=True))
     one, two = (ENGINES[engine](run).drive() for _ in range(2))
     assert not torch.equal(one.reached.params, two.reached.params)
-    saved = one.states[0].to_dict()
+    saved = one.state.to_dict()
     assert set(saved) == {"round", "params", "slots", "average", "averaged"}
     assert set(saved["slots"]) == {"control"}
     kept = one.engine.memories.to_dict()

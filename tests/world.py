@@ -40,7 +40,6 @@ from small import (
     assert_identical,
     federation,
     final,
-    loop,
     setting,
     simulator,
     uploads,
@@ -63,10 +62,9 @@ from dpscaffold.algorithms import Upload
 from dpscaffold.cli import app, main
 from dpscaffold.data.sources.catalogue import CATALOGUE, Dataset, Published
 from dpscaffold.data.storage import load
-from dpscaffold.engines import Draw, Simulator, State
-from dpscaffold.engines.participation import participate
-from dpscaffold.engines.participation.steps import Scales, noised_query
-from dpscaffold.federation import Federation
+from dpscaffold.engine import Draw, Engine, State
+from dpscaffold.engine.oracle import OneByOne
+from dpscaffold.engine.query import Numbers, query_of_step
 from dpscaffold.models.export import FORMATS as EXPORT_FORMATS
 from dpscaffold.paper.formula import most_rounds, published
 from dpscaffold.privacy import Ledger, Mechanism, SecureSums, Statement, adversaries, describe
@@ -291,16 +289,16 @@ def watched(
 ) -> Iterator[None]:
     """``before(round)`` is called when the users of a round are about to compute, and
     ``after(round, users)`` when their uploads have left. Either may raise: the run dies there."""
-    real = Simulator.gather
+    real = Engine.round
 
-    def gather(self: Simulator, phase: Any, broadcast: Any, draw: Any) -> Any:
-        before(broadcast.round)
-        found = real(self, phase, broadcast, draw)
-        after(broadcast.round, tuple(map(int, draw.active)))
+    def round(self: Engine, state: State, draws: Any, count: Any = None) -> Any:
+        before(state.round + 1)
+        found = real(self, state, draws)
+        after(state.round + 1, tuple(map(int, draws[0].active)))
         return found
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Simulator, "gather", gather)
+        patch.setattr(Engine, "round", round)
         yield
 
 
@@ -596,33 +594,35 @@ def released(
     classes: int,
 ) -> Tensor:
     """H of one batch on either engine's path, the noise being zero."""
-    draws = torch.zeros(task.parameters)
-    if engine == "loop":
-        oracle = _oracle(task, privacy, x.shape[1], classes)
-        return oracle.noised(oracle.gradients(params, task.prepare(x), y), divisor, draws)
+    query, draws = query_of_step(privacy.step), torch.zeros(1, task.parameters)
     column = torch.ones(1, 1)
-    clip = "median" if privacy.clip == "median" else column[0] * float(privacy.clip)
-    scales = Scales(
-        step_size=column, regularisation=column, divisor=column * divisor, steps=1, weight=column,
-        clip=clip, noise=column * privacy.noise, sampling=privacy.sampling, unit=privacy.unit,
-    )  # fmt: skip
+    clip = column if privacy.clip == "median" else column * float(privacy.clip)
+    numbers = Numbers(
+        column, column, column * divisor, column, clip, column * privacy.noise, column * 0, 1
+    )
     batch = Batch(task.prepare(x)[None], y[None])
-    return noised_query(task, params[None], batch, scales, draws[None])[0]
+    return query(_ways(task)[engine], params[None], batch, numbers, draws)[0]
+
+
+def _ways(task: Task) -> dict[str, Any]:
+    """The clipped sums of each engine."""
+    return {"loop": OneByOne(task), "simulator": task}
 
 
 def mean_of(
     gradients: Tensor, task: Task, privacy: Gaussian, dimension: int, classes: int
 ) -> Tensor:
     """What the readable engine makes of these gradients, (n, P), with no noise and divisor 1."""
-    nothing = torch.zeros(gradients.shape[1])
-    return _oracle(task, privacy, dimension, classes).noised(gradients, 1, nothing)
 
+    class Given(OneByOne):
+        def gradients(self, *records: Any) -> Tensor:
+            return gradients
 
-def _oracle(task: Task, privacy: Gaussian, dimension: int, classes: int) -> Any:
-    """The readable engine, on records that play no part."""
-    table = [(torch.zeros(9, dimension), torch.zeros(9, dtype=torch.int64))]
-    data = Federation.from_arrays(table, table, classes=classes)
-    return loop(setting("fedavg", task, privacy, data, user_ratio=1.0))
+    column, nothing = torch.ones(1, 1), torch.zeros(1, gradients.shape[1])
+    clip = column if privacy.clip == "median" else column * float(privacy.clip)
+    numbers = Numbers(column, column, column, column, clip, column * 0, column * 0, 1)
+    batch = Batch(torch.zeros(1, len(gradients), dimension), torch.zeros(1, len(gradients)))
+    return query_of_step(privacy.step)(Given(task), nothing, batch, numbers, nothing)[0]
 
 
 def clipped_products(
@@ -779,15 +779,15 @@ class Drive:
         """The next round with these participants, of whom only ``active`` ones do anything."""
         everybody = np.array(drawn, dtype=np.int64)
         there = everybody if active is None else np.array(active, dtype=np.int64)
-        done = self._driven.round(Draw(everybody, there))
-        mean = done.gathered.mean
+        done = self._driven.rounds(Draw(everybody, there))
+        mean = done.uploads[0].mean
         return Round(
-            done.number,
-            tuple(done.gathered.arrived),
+            done.state.round,
+            tuple(done.arrived),
             mean.params,
             dict(mean.totals),
             done.state.params.cpu(),
-            done.gathered.metrics.get("largest_drift"),
+            done.metrics.get("largest_drift"),
         )
 
     def drive(self, rounds: int | None = None) -> Drive:
@@ -803,14 +803,12 @@ class Drive:
 
     def checkpoint(self) -> Any:
         """What a checkpoint would hold."""
-        return copy.deepcopy(
-            (self._driven.states[0].to_dict(), self._driven.engine.memories.to_dict())
-        )
+        return copy.deepcopy((self._driven.state.to_dict(), self._driven.engine.memories.to_dict()))
 
     def restore(self, saved: Any) -> None:
         """Go back to a checkpoint."""
         state, memories = saved
-        self._driven.states[0] = State.from_dict(state).to(self._driven.engine.device)
+        self._driven.state = State.from_dict(state).to(self._driven.engine.device)
         self._driven.engine.memories.restore(memories)
 
     @property
@@ -832,9 +830,9 @@ class Stack:
 
 def keeps_records(way: str, run: Trial) -> bool:
     """Whether all records are at hand from the first round on."""
-    return bool(WAYS[way](run).engine.worker.store.resident)
+    return bool(WAYS[way](run).engine.store.resident)
 
 
 def hand_out_draws_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU takes the draws that a CPU makes, so that both take the same steps."""
-    monkeypatch.setattr(participate, "draws_on", lambda device, rows: False)
+    monkeypatch.setattr(Engine, "draws_on_device", False)

@@ -13,15 +13,15 @@ import torch
 from stated import over_draw, spent, written
 from typer.testing import CliRunner
 
-from dpscaffold.algorithms import Local, Upload
+from dpscaffold.algorithms import Upload
 from dpscaffold.audit import play as play_module
 from dpscaffold.audit.onerun import OneRunRequest, play_one_run
 from dpscaffold.audit.play import AuditLimits, audit
 from dpscaffold.audit.subject import Claim, read_case
 from dpscaffold.cli import app
-from dpscaffold.engines.participation import participate as participate_module
-from dpscaffold.engines.participation import steps as steps_module
-from dpscaffold.engines.participation.records import LocalRecords
+from dpscaffold.config import Run
+from dpscaffold.engine import query, work
+from dpscaffold.engine.aggregate import Averaged
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
 from dpscaffold.privacy import SERVER, TradeOff, losses
@@ -180,56 +180,36 @@ def test_the_server_gets_most_of_the_games_and_of_the_chance_of_error(config, mo
 # --- planted mistakes -------------------------------------------------------------------------
 
 
-def step_by_step(monkeypatch):
-    """Steps are not taken by a script, so that what is planted in them is run."""
-    monkeypatch.setattr(participate_module, "scripted_steps", lambda *given: None)
+def less_noise(monkeypatch, factor):
+    """Every user adds this much of its noise."""
+    proper = Run.spreads
+    monkeypatch.setattr(Run, "spreads", lambda self, *a, **b: factor * proper(self, *a, **b))
 
 
-def leaking(monkeypatch, scripted, join):
-    """What K steps leave behind with their noise and without it, joined."""
-    if not scripted:
-        step_by_step(monkeypatch)
-    for name in ("scripted_steps", "local_steps"):
-        proper = getattr(participate_module, name)
+def leaking(monkeypatch, join):
+    """What leaves a user, and what it keeps, with noise and without it, joined."""
+    proper = Averaged.participate
 
-        def leaky(*given, proper=proper):
-            *others, batches, scales = given
-            batches = batches if isinstance(batches, LocalRecords) else list(batches)
-            noised = proper(*others, batches, scales)
-            if noised is None:
-                return None
-            if isinstance(batches, list):
-                batches = [(batch, torch.zeros_like(noise)) for batch, noise in batches]
-            return join(noised, proper(*others, batches, replace(scales, noise=None)))
+    def leaky(self, *given):
+        *others, drawn, users = given
+        drawn = list(drawn)
+        bare = [(batch, None) for batch, _ in drawn]
+        return join(proper(self, *others, drawn, users), proper(self, *others, bare, users))
 
-        monkeypatch.setattr(participate_module, name, leaky)
+    monkeypatch.setattr(Averaged, "participate", leaky)
 
 
-@pytest.mark.parametrize("scripted", [True, False], ids=["by script", "step by step"])
-def test_control_variates_without_noise(config, monkeypatch, scripted):
-    """Δc from the gradients as they were before the noise: in every round, or (where Δc follows
-    from Δy otherwise) in the warm one."""
-    warm = ("algorithm.name=scaffold-warm", "plan.rounds=3", "plan.warm_rounds=1")
-
-    def join(noised, bare):
-        if isinstance(noised, Local):
-            return Local(noised.params, bare.mean_gradient)
-        return Upload(noised[0].params, bare[0].totals), bare[1]
-
-    leaking(monkeypatch, scripted, join)
-    assert audited(config, *(warm if scripted else ())).beaten
+@pytest.mark.parametrize("warm", [True, False], ids=["warm round first", "every round"])
+def test_control_variates_without_noise(config, monkeypatch, warm):
+    """Δc from the gradients as they were before the noise."""
+    overrides = ("algorithm.name=scaffold-warm", "plan.rounds=3", "plan.warm_rounds=1")
+    leaking(monkeypatch, lambda noised, bare: (Upload(noised[0].params, bare[0].totals), bare[1]))
+    assert audited(config, *(overrides if warm else ())).beaten
 
 
-@pytest.mark.parametrize("scripted", [True, False], ids=["by script", "step by step"])
-def test_moves_without_noise(config, monkeypatch, scripted):
+def test_moves_without_noise(config, monkeypatch):
     """The noise is in the control variate alone."""
-
-    def join(noised, bare):
-        if isinstance(noised, Local):
-            return Local(bare.params, noised.mean_gradient)
-        return Upload(bare[0].params, noised[0].totals), noised[1]
-
-    leaking(monkeypatch, scripted, join)
+    leaking(monkeypatch, lambda noised, bare: (Upload(bare[0].params, noised[0].totals), noised[1]))
     assert audited(config).beaten
 
 
@@ -267,10 +247,7 @@ def test_no_clip_at_all(config, monkeypatch, sampling):
 )
 def test_too_little_noise(config, monkeypatch, factor, games, sampling):
     """Divided by b twice (b is 4 in the game), of scale σC in place of 2σC, and a quarter short."""
-    proper = steps_module.Scales._spread
-    monkeypatch.setattr(
-        steps_module.Scales, "_spread", lambda self, bound: factor * proper(self, bound)
-    )
+    less_noise(monkeypatch, factor)
     noise = 3 if sampling == "fixed" else 1.5
     overrides = (f"privacy.sampling={sampling}", "plan.data_ratio=1.0", f"privacy.noise={noise}")
     assert audited(config, *overrides, limits=replace(QUICK, trials=games)).beaten
@@ -278,13 +255,13 @@ def test_too_little_noise(config, monkeypatch, factor, games, sampling):
 
 def test_no_noise_where_there_is_nothing_to_hide(config, monkeypatch):
     """A step whose batch is empty (here: sums to nothing) is skipped, and its noise with it."""
-    proper = steps_module.add_noise
+    proper = query.noised
 
-    def skipping(query, spread, noise):
-        nothing = (query == 0).all(dim=1, keepdim=True)
-        return torch.where(nothing, query, proper(query.clone(), spread, noise))
+    def skipping(mean, spread, normals):
+        nothing = (mean == 0).all(dim=1, keepdim=True)
+        return torch.where(nothing, mean, proper(mean.clone(), spread, normals))
 
-    monkeypatch.setattr(steps_module, "add_noise", skipping)
+    monkeypatch.setattr(query, "noised", skipping)
     report = audited(config, "privacy.sampling=poisson")
     assert report.beaten
 
@@ -318,15 +295,14 @@ def test_a_clip_read_off_the_batch(config, monkeypatch, sampling):
 @pytest.mark.parametrize("sampling", [slow("fixed"), "poisson"])
 def test_more_local_steps_than_are_counted(config, monkeypatch, sampling):
     """Epochs in place of K steps: whoever has more records takes more of them."""
-    step_by_step(monkeypatch)
-    proper = participate_module.noised_batches
+    proper = work.drawn_on_host
 
     def epochs(number, *given):
         yield from proper(number, *given)
         for pass_ in (1, 2, 3):
             yield from proper(number + 1000 * pass_, *given)
 
-    monkeypatch.setattr(participate_module, "noised_batches", epochs)
+    monkeypatch.setattr(work, "drawn_on_host", epochs)
     report = audited(config, f"privacy.sampling={sampling}", limits=replace(QUICK, trials=800))
     assert report.beaten
 
@@ -401,10 +377,7 @@ def test_one_run_on_real_data(config, sampling, monkeypatch, tmp_path):
     case = read_case(config, [f"privacy.sampling={sampling}", *ONE_RUN])
     honest = one_run(case, tmp_path / "honest")
     assert not honest.beaten and honest.rounds == 2 and honest.canaries == 96
-    proper = steps_module.Scales._spread
-    monkeypatch.setattr(
-        steps_module.Scales, "_spread", lambda self, bound: 1e-3 * proper(self, bound)
-    )
+    less_noise(monkeypatch, 1e-3)
     silent = one_run(case, tmp_path / "silent", run=replace(case.subject.run, noise=12.0))
     assert silent.right == silent.guesses and silent.beaten
 
@@ -474,10 +447,7 @@ def test_the_command_in_json(config, tmp_path):
 
 
 def test_the_command_fails_when_a_claim_is_beaten(config, monkeypatch):
-    proper = steps_module.Scales._spread
-    monkeypatch.setattr(
-        steps_module.Scales, "_spread", lambda self, bound: 0.25 * proper(self, bound)
-    )
+    less_noise(monkeypatch, 0.25)
     answer = command(config, "--trials", 500, "--view", "server", "--seed", 1)
     assert answer.exit_code == 4
     assert "BEATEN" in answer.output

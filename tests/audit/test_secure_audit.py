@@ -18,8 +18,8 @@ from dpscaffold.audit.play import AuditLimits, audit
 from dpscaffold.audit.secure import SumAttack
 from dpscaffold.audit.subject import read_case
 from dpscaffold.cli import app
+from dpscaffold.config import Run
 from dpscaffold.config.secure import SumPlan
-from dpscaffold.engines.participation import steps as steps_module
 from dpscaffold.privacy import accounting
 from dpscaffold.randomness.streams import Randomness
 
@@ -93,7 +93,7 @@ def test_noise_that_does_not_follow_the_list(config, monkeypatch):
     """Noise for 12 members in a list of 4: about half of what it should be."""
     setting = (*ONCE, "data.users=12", "secure.least=4", "privacy.noise=0.25")
     assert not audited(config, *setting, views=("server",), trials=300).beaten
-    monkeypatch.setattr(SumPlan, "noise_for", lambda self, members, noise=None: self.noise)
+    monkeypatch.setattr(SumPlan, "noise_for", lambda self, members, noise=None: noise or self.noise)
     assert audited(config, *setting, views=("server",), trials=300).beaten
 
 
@@ -157,10 +157,8 @@ def test_a_site_that_relies_on_the_noise_of_others(config, monkeypatch):
 
 
 def test_noise_of_half_the_scale(config, monkeypatch):
-    proper = steps_module.Scales._spread
-    monkeypatch.setattr(
-        steps_module.Scales, "_spread", lambda self, bound: 0.5 * proper(self, bound)
-    )
+    proper = Run.spreads
+    monkeypatch.setattr(Run, "spreads", lambda self, *a, **b: 0.5 * proper(self, *a, **b))
     for finding in audited(config, *ONCE, "data.users=3", "privacy.noise=0.6", trials=300).findings:
         assert finding.beaten
 

@@ -18,7 +18,7 @@ from dpscaffold.deployment.protocol.sums import SUM, Attempt
 from dpscaffold.deployment.server.secure import SecureSites
 from dpscaffold.deployment.server.sites import Patience
 from dpscaffold.deployment.site.file import SecurePolicy
-from dpscaffold.engines import State
+from dpscaffold.engine import State
 from dpscaffold.runs.folder import RunFolder
 
 SEEDED = Gaussian(clip=0.7, noise=0.8, sampling="poisson")

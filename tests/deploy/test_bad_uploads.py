@@ -82,11 +82,11 @@ def test_a_scaled_upload_is_refused_and_named(tmp_path, algorithm, kind, factor)
     before = world.state.params.clone()
     done = world.round()
     assert world.engine.last.reasons == {"north": "bad-upload"}
-    assert 1 not in done.gathered.arrived
+    assert 1 not in done.arrived
     assert float((world.state.params - before).norm()) < 100
     del world.exchange.sites["north"]
     world.exchange.sites["north"] = world.answering("north")
-    assert len(world.round().gathered.arrived) == 3  # and is welcome again
+    assert len(world.round().arrived) == 3  # and is welcome again
     assert world.gap() < 1e-4
     assert torch.isfinite(world.state.params).all()
 
@@ -186,7 +186,7 @@ def test_a_scaled_upload_of_a_run_with_own_models_is_refused(tmp_path, personal,
     world.round()
     assert world.engine.last.reasons == {"north": "bad-upload"}
     world.exchange.sites["north"] = world.answering("north")
-    assert len(world.round().gathered.arrived) == 3
+    assert len(world.round().arrived) == 3
 
 
 def test_one_site_cannot_decide_on_the_pull(tmp_path):

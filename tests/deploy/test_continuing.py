@@ -143,10 +143,10 @@ def test_it_ends_where_a_simulation_from_that_state_does(tmp_path, algorithm, av
     state, users, slots = state_after(joined)
     served = joined.go_on()
     engine = simulator(joined.world.setting, chunk=1)
-    engine.all_memories[0].replace_all(users, slots)
+    engine.memories.restore({"users": users, "slots": slots})
     driven = Driven(engine)
-    driven.states = [state]
-    end = driven.drive().states[0]
+    driven.state = state
+    end = driven.drive().state
     assert torch.equal(served.state.params, end.params)
     assert torch.equal(served.state.output, end.output) and end.round == ROUNDS
     for name, value in end.server.slots.items():
@@ -162,7 +162,7 @@ def test_a_server_optimiser_goes_on(tmp_path):
     state = state_after(joined)[0]
     assert bool(state.server.slots["velocity"].any())
     driven = Driven(simulator(joined.world.setting, chunk=1))
-    driven.states = [state]
+    driven.state = state
     served = joined.go_on()
     assert torch.equal(served.state.params, driven.drive().reached.params)
 

@@ -120,7 +120,7 @@ def test_a_recovered_site_takes_part_in_the_next_run(tmp_path):
     world.fresh_server()
     world.post.heads = heads
     world.enrol()
-    assert len(world.round().gathered.arrived) == 3
+    assert len(world.round().arrived) == 3
 
 
 def test_a_copy_is_found_out_in_the_next_run(tmp_path):
@@ -150,7 +150,7 @@ def test_a_server_restored_from_a_backup_locks_nobody_out(tmp_path):
     world.drive(4)
     assert backup["north"] != world.post.heads["north"]
     world.post.heads = backup
-    assert len(world.round().gathered.arrived) == 3
+    assert len(world.round().arrived) == 3
     assert not world.post.refusals
 
 

@@ -354,7 +354,7 @@ def test_uploads_that_do_no_good_are_not_added(tmp_path):
 
     world.sites["north"]._compute = poisoned
     done = world.round()
-    assert done.gathered.arrived == (0, 2)
+    assert done.arrived == (0, 2)
     assert world.engine.last.reasons == {"north": "bad-upload"}
     assert torch.isfinite(world.state.params).all()
 

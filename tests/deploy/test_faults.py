@@ -91,7 +91,7 @@ def test_a_restored_run_folder_costs_no_round(tmp_path):
     shutil.rmtree(folder)
     shutil.copytree(tmp_path / "backup", folder)
     done = world.round()
-    assert 1 in done.gathered.arrived and world.post.refusals["state-mismatch"] == 1
+    assert 1 in done.arrived and world.post.refusals["state-mismatch"] == 1
     world.drive()
     assert world.gap() < 1e-5
     assert world.count("north") == 6
@@ -126,7 +126,7 @@ def test_a_restored_site_refuses_and_is_recovered_by_its_operator(tmp_path):
     world.drive(5)
     restored(world, "north", tmp_path / "backup")
     done = world.round()
-    assert 1 not in done.gathered.arrived
+    assert 1 not in done.arrived
     assert world.engine.last.reasons == {"north": "ledger-behind"}
     said = recover(world.sites["north"].state, "north", world.policies["north"])
     assert "the rest of the grant of run" in said[0]
@@ -149,7 +149,7 @@ def test_a_copied_site_is_noticed_as_soon_as_both_answer(tmp_path):
     assert world.engine.last.reasons == {"north": "ledger-behind"}
     world.sites["north"].state.close()
     world.sites["north"] = original
-    assert len(world.round().gathered.arrived) == 3
+    assert len(world.round().arrived) == 3
 
 
 def test_a_lost_state_books_all_that_is_left(tmp_path):
@@ -199,15 +199,15 @@ def test_other_data_in_mid_run_are_declined_and_serve_the_next_run(tmp_path):
     world.enrol()
     world.drive(2)
     world.write_data("north", 1, slice(1, None))  # a deleted patient is no longer there
-    assert len(world.round().gathered.arrived) == 3  # the process holds what it enrolled with
+    assert len(world.round().arrived) == 3  # the process holds what it enrolled with
     world.restart("north")
-    assert world.round().gathered.arrived == (0, 2)
+    assert world.round().arrived == (0, 2)
     assert world.engine.last.reasons == {"north": "data-changed"}
     spent = world.ledger("north").total
     world.fresh_server()
     world.enrol()
     assert world.enrolled.sizes == (9, 11, 7)
-    assert len(world.round().gathered.arrived) == 3
+    assert len(world.round().arrived) == 3
     assert world.ledger("north").total == spent + 1
 
 
@@ -251,7 +251,7 @@ def test_the_budget_may_end_in_mid_run(tmp_path):
     world.drive(2)
     stricter = {"epsilon": world.cost("north", 3)}
     world.policies["north"] = world.policies["north"].model_copy(update=stricter)
-    arrived = [world.round().gathered.arrived for _ in range(4)]
+    arrived = [world.round().arrived for _ in range(4)]
     assert arrived == [(0, 1, 2), (0, 2), (0, 2), (0, 2)]
     assert world.engine.last.reasons == {"north": "budget-spent"}
     assert world.gap() < 1e-4
@@ -427,5 +427,5 @@ def test_the_ledger_is_verified_once_and_again_if_somebody_touches_it(tmp_path, 
     path = tmp_path / "north" / "state" / "ledger.jsonl"
     path.write_text(path.read_text().replace('"round": 3', '"round": 4'))
     done = world.round()
-    assert world.names.index("north") not in done.gathered.arrived
+    assert world.names.index("north") not in done.arrived
     assert "ledger-damaged" in "".join(world.logs["north"])

@@ -86,8 +86,8 @@ class Deployment(RuleBasedStateMachine):
             for name in known_behind:  # whatever else happens, it gives nothing new
                 assert self.uploads()[name] == before[name]
         if save:
-            self.complete &= len(done.gathered.arrived) == 3
-            for user in done.gathered.arrived:
+            self.complete &= len(done.arrived) == 3
+            for user in done.arrived:
                 self.applied.append(world.engine.acknowledged[world.names[user]])
 
     @rule()

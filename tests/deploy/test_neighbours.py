@@ -25,18 +25,17 @@ from small import CPU, Driven, Trial, federation, loop, setting
 from torch import nn
 from typer.testing import CliRunner
 
-from dpscaffold.algorithms import Broadcast
+from dpscaffold.algorithms import Broadcast, Participant
 from dpscaffold.cli import app
 from dpscaffold.config.gaussian import Gaussian
 from dpscaffold.deployment.protocol.agreement import SchemaSettings
 from dpscaffold.deployment.protocol.messages import fresh_id, unpack
 from dpscaffold.deployment.site.file import SiteFile
 from dpscaffold.deployment.site.reading import read_records
-from dpscaffold.engines.fast import devices
-from dpscaffold.engines.participation import participate
-from dpscaffold.engines.participation.drawing import Row
-from dpscaffold.engines.participation.participate import participate as take_part
-from dpscaffold.engines.participation.records import LocalRecords
+from dpscaffold.engine.host import Source, drawn_on_host
+from dpscaffold.engine.query import Numbers, query_of
+from dpscaffold.engine.records import Records
+from dpscaffold.engine.steps import local_steps
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.tasks import Logistic, Mlp, ModuleTask
 from dpscaffold.tasks.clipping import prepared
@@ -208,15 +207,9 @@ def test_a_bad_record_at_a_site_adds_exactly_zero(tmp_path, task, sampling):
     assert not torch.allclose(world.state.params, heard.params, atol=1e-4)
 
 
-@pytest.mark.parametrize("on_device", [False, True], ids=["host draws", "device draws"])
 @pytest.mark.parametrize("sampling", ["fixed", "poisson"])
-def test_weights_of_records_hold_on_every_path(monkeypatch, sampling, on_device):
+def test_weights_of_records_hold(sampling):
     """A network without biases has no gradient at zero: there a weight of 0 is a row of zeros."""
-    if on_device:
-        real = devices.draws_on
-        monkeypatch.setattr(
-            participate, "draws_on", lambda device, rows: real(torch.device("cuda"), rows)
-        )
     task = ModuleTask(
         nn.Sequential(nn.Linear(4, 5, bias=False), nn.Tanh(), nn.Linear(5, 3, bias=False))
     )
@@ -227,13 +220,16 @@ def test_weights_of_records_hold_on_every_path(monkeypatch, sampling, on_device)
     weight[[2, 5]] = 0
     x = task.initial(0)[None]
     slots = {"control": torch.zeros_like(x)}
-    row = Row(0, 12, 4, run.plan, privacy, Randomness(0), run.plan.step_size)
+    numbers = Numbers.of_one(run.plan, 2, 0, 4, 1.0, privacy, CPU)
+    at = Participant(Broadcast(2, x, slots), slots, query_of(run).known(numbers))
     sent = []
     for table, known in ((features, weight), (features * weight[:, None], None)):
-        records = LocalRecords(*prepared(task, table, CPU), labels, [0], weight=known)
-        told = Broadcast(2, x, slots)
-        sent.append(take_part(task, run.algorithm, [row], records, told, slots)[0].params)
+        records = Records(*prepared(task, table, CPU), labels, weight=known)
+        draws = drawn_on_host(2, [Source(Randomness(0), 0, 12, 4)], 3, sampling, x.shape[1], CPU)
+        batches = records.batches(torch.zeros(1, 1, dtype=torch.int64), draws)
+        sent.append(local_steps(task, run.algorithm, query_of(run), at, numbers, batches).params)
     torch.testing.assert_close(sent[0], sent[1], rtol=1e-5, atol=1e-6)
+    assert not torch.equal(sent[0], x)
 
 
 # --- messages
@@ -369,7 +365,7 @@ def test_records_that_change_in_mid_run_are_not_told(tmp_path):
     world.files[0] = csv_of([*lines(8), RECORDS["bytes"]])
     world.write_data("east", 0)
     world.restart("east")
-    assert world.round().gathered.arrived == (0, 1)
+    assert world.round().arrived == (0, 1)
 
 
 # --- sizes with a user as unit

@@ -32,7 +32,7 @@ from dpscaffold.deployment.server.config import load_served
 from dpscaffold.deployment.server.prepare import fitted_step
 from dpscaffold.deployment.server.run import DeployedRun
 from dpscaffold.deployment.site.operation import _run_line
-from dpscaffold.engines import State
+from dpscaffold.engine import State
 from dpscaffold.models.loading import load_model
 
 POISSON = Gaussian(clip=0.7, noise=0.8, sampling="poisson")

@@ -14,7 +14,7 @@ from dpscaffold import fedavg, scaffold
 from dpscaffold.algorithms import ALGORITHMS, Upload
 from dpscaffold.algorithms.scaffold import along_corrected, send_move_and_control, tell_control
 from dpscaffold.deployment.protocol.shapes import upload_lengths
-from dpscaffold.engines.memories import slot_metrics
+from dpscaffold.training.training import slot_metrics
 
 
 def tell_shared(server, cohort):
@@ -68,7 +68,7 @@ def test_loop_and_simulator_keep_it_and_neither_shows_it():
         assert float(reached.memories["habit"].norm()) > 0
     torch.testing.assert_close(one.memories["habit"], other.memories["habit"], rtol=1e-4, atol=1e-6)
     engine = made[1].engine
-    shown = slot_metrics(run.algorithm, other.state.server, engine.memories.largest())
+    shown = slot_metrics(run.algorithm, other.state.server, engine.norms())
     assert "largest_user_control" in shown and "largest_user_habit" not in shown
 
 
@@ -165,4 +165,4 @@ def test_a_site_that_shares_no_slot_goes_on_from_an_older_copy(tmp_path, monkeyp
     world.drive(until=4)
     box.write_bytes(copy)
     memory.drop_pending()
-    assert len(world.round().gathered.arrived) == 3
+    assert len(world.round().arrived) == 3

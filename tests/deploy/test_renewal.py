@@ -202,7 +202,7 @@ def test_a_running_server_asks_a_removed_site_nothing_more(tmp_path):
     world.round()
     admitted.remove("north")
     done = world.round()
-    assert world.names.index("north") not in done.gathered.arrived
+    assert world.names.index("north") not in done.arrived
     assert world.count("north") == 1 and world.count("east") == 2
     admitted.add("north")
     world.round()
@@ -224,5 +224,5 @@ def test_the_upload_of_a_site_that_is_removed_within_the_round_is_not_used(tmp_p
 
     world.exchange.sites["north"] = removed_meanwhile
     done = world.round()
-    assert world.names.index("north") not in done.gathered.arrived
+    assert world.names.index("north") not in done.arrived
     assert world.post.seen["north"] == world.count("north") == 1

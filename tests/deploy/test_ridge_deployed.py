@@ -195,5 +195,5 @@ def test_the_largest_honest_sum_is_used(tmp_path):
         labels = np.zeros(size, np.int64)
         np.savez(world.folder / name / "data.npz", features=features, labels=labels)
     world.enrol()
-    assert len(world.round().gathered.arrived) == 4
+    assert len(world.round().arrived) == 4
     assert world.state.params.norm() > 1.3 * 1.2

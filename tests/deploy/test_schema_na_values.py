@@ -17,7 +17,7 @@ from dpscaffold.deployment.protocol.agreement import Offer, SchemaSettings, read
 from dpscaffold.deployment.protocol.enrolment import EnrolledRun
 from dpscaffold.deployment.server.agreed import model_of, setting_of
 from dpscaffold.deployment.site.reading import read_records
-from dpscaffold.engines import State
+from dpscaffold.engine import State
 
 MARKED = TABLE.changed(na_values={"age": ["-9", "?"], "sex": ["?"]})
 TEXT = "id,sex,ill,age,bmi\n1,?,no,-9.0,-9\n2,f,yes,?,30\n3,m,yes,9,30\n"

@@ -92,7 +92,7 @@ def test_a_lost_reply_changes_no_memory(tmp_path):
     )
     arrived = []
     while world.state.round < 6:
-        arrived.append(world.round().gathered.arrived)
+        arrived.append(world.round().arrived)
     assert [len(who) for who in arrived] == [3, 2, 3, 2, 3, 3]
     assert world.gap() < 1e-5
     assert all(world.count(name) == 6 for name in world.names)
@@ -105,7 +105,7 @@ def test_a_server_that_dies_repeats_the_round_for_free(tmp_path):
         world.round(save=False)  # asked, applied, and dead before the checkpoint
         world.resume()
         done = world.round()
-        assert done.number == number and not world.engine.last.fresh
+        assert done.state.round == number and not world.engine.last.fresh
     assert_parity(world)
     assert world.gap() < 1e-5
 

@@ -98,7 +98,7 @@ def test_an_absent_site_comes_back_and_the_draw_never_changes(world):
     lose(world, ("south", 1, 1))
     seen = []
     while world.state.round < 3:
-        seen.append(len(world.round().gathered.arrived))
+        seen.append(len(world.round().arrived))
     assert seen == [3, 4, 4]
     assert [world.draw(t).drawn.tolist() for t in (1, 2, 3)] == drawn
 
@@ -240,8 +240,8 @@ def test_shares_below_one_sum_over_the_draw(tmp_path):
     world.enrol()
     for number in range(1, 5):
         done = world.round()
-        assert len(done.gathered.arrived) == 3
-        assert done.gathered.arrived == tuple(world.draw(number).drawn.tolist())
+        assert len(done.arrived) == 3
+        assert done.arrived == tuple(world.draw(number).drawn.tolist())
 
 
 def test_wide_integers_work_as_well(tmp_path):

@@ -536,7 +536,7 @@ def test_a_hostile_site_can_set_the_sum_and_nothing_more(world):
     world.sites["west"]._masked = huge
     before = world.state.params.numpy().copy()
     done = world.round()
-    assert len(done.gathered.arrived) == 4
+    assert len(done.arrived) == 4
     largest = sums.grid.step * 2.0 ** (sums.grid.bits - 1) / 4
     moved = np.abs(world.state.params.numpy() - before)
     assert np.isfinite(moved).all()
@@ -552,7 +552,7 @@ def test_a_site_cannot_send_another_shape(world):
 
     world.sites["west"]._masked = short
     done = world.round()
-    assert len(done.gathered.arrived) == 3 and world.engine.last.voids == 1
+    assert len(done.arrived) == 3 and world.engine.last.voids == 1
 
 
 # --- the start of a run

@@ -62,7 +62,7 @@ def test_a_site_cannot_speak_for_another(world):
         return sign(answer.header, answer.vectors, east)
 
     world.exchange.sites["north"] = forged
-    assert world.round().gathered.arrived == (0, 2)
+    assert world.round().arrived == (0, 2)
     assert world.engine.last.reasons == {"north": "no-answer"}
 
 
@@ -76,8 +76,8 @@ def test_a_site_cannot_answer_with_an_old_letter(world):
         return first[0]
 
     world.exchange.sites["north"] = replayed
-    assert len(world.round().gathered.arrived) == 3
-    assert world.round().gathered.arrived == (0, 2)
+    assert len(world.round().arrived) == 3
+    assert world.round().arrived == (0, 2)
 
 
 def test_a_site_sees_nothing_of_another_but_its_name_and_size(world):

@@ -40,8 +40,8 @@ from dpscaffold.deployment.site.file import Policy, SiteFile
 from dpscaffold.deployment.site.ledger import SiteLedger
 from dpscaffold.deployment.site.memory import RunMemory, StateFolder
 from dpscaffold.deployment.site.work import opener
-from dpscaffold.engines import Draw, State
-from dpscaffold.engines.rounds import FinishedRound, rounds
+from dpscaffold.engine import Draw, Round, State
+from dpscaffold.engine.server import server_round
 from dpscaffold.federation import Federation
 from dpscaffold.models.loading import load_model
 from dpscaffold.models.model import Model
@@ -272,10 +272,11 @@ class World:
         drawn = streams.cohort(number, self.setting.users, self.setting.cohort_size)
         return Draw(drawn, drawn)
 
-    def round(self, save: bool = True) -> FinishedRound:
+    def round(self, save: bool = True) -> Round:
         """The next round, and its checkpoint."""
         assert self.engine is not None
-        done = next(rounds(self.setting, self.engine, self.draw, self.state))
+        draw, engine = self.draw(self.state.round + 1), self.engine
+        done = server_round(self.setting, self.state, draw, engine.memories, engine.gather)
         self.state = done.state
         if save:
             self.checkpoint()

@@ -28,10 +28,10 @@ NOT_RUN = [
         )
     ]
     * 5,
-    ("docs/howto/gpu.md", "needs a CUDA device; tests/engines and benchmarks/gpu.py run there"),
+    ("docs/howto/gpu.md", "needs a CUDA device; tests/engine and benchmarks/gpu.py run there"),
     (
         "docs/howto/machines.md",
-        "starts several processes; tests/engines/test_ranks.py runs them",
+        "starts several processes; tests/engine/test_ranks.py runs them",
     ),
     ("docs/howto/machines.md", "needs a process group; tests/rank_cases.py calls it so"),
     *[("docs/operations.md", "needs a federation; tests/deploy/test_approval.py runs the commands")]

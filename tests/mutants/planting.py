@@ -43,7 +43,7 @@ NEIGHBOURS = {"min": "max", "max": "min", "any": "all", "all": "any", "ceil": "f
 TOLD = {"debug", "info", "warning", "warn", "error", "exception", "log", "print", "echo", "secho"}
 TOLD |= {"getLogger", "Field", "Option", "Argument", "add_argument", "TypeVar", "cast"}
 #: Nothing is planted in programs for a GPU: no test runs them here.
-LEFT_OUT = ("engines/fast/kernels/programs.py",)
+LEFT_OUT = ("engine/programs.py",)
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ def test_all_parts_that_make_the_promise_have_some():
         "privacy": 15,
         "runs": 8,
         "deployment": 8,
-        "engines": 4,
+        "engine": 4,
         "tasks": 3,
     }.items():
         assert rooms[room] >= least, room

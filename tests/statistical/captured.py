@@ -36,7 +36,7 @@ def queries(
 
     def watched(made):
         def direction(gradient, y, at):
-            seen.setdefault(at.broadcast.round, []).append(gradient.clone().cpu())
+            seen.setdefault(int(at.broadcast.round), []).append(gradient.clone().cpu())
             return made.direction(gradient, y, at)
 
         return made.replace(direction=direction, warm_up=made.warm_up and watched(made.warm_up))

@@ -28,8 +28,8 @@ from stated import at_most
 from dpscaffold.algorithms import Upload, scaffold
 from dpscaffold.config.gaussian import Gaussian
 from dpscaffold.config.plan import Plan
-from dpscaffold.engines.fast import devices
-from dpscaffold.engines.participation import participate as participate_module
+from dpscaffold.engine import Engine
+from dpscaffold.engine.aggregate import Averaged
 from dpscaffold.federation import Federation
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.tasks import Logistic
@@ -150,20 +150,17 @@ def test_noise_shared_between_users_is_caught():
 def test_a_correction_computed_before_the_noise_is_caught(monkeypatch):
     """Uploads carry noise, but the control variate is built from the gradients as they were before
     it."""
-    proper = participate_module.local_steps
+    proper = Averaged.participate
 
-    def leaky(task, algorithm, at, batches, scales):
-        drawn = list(batches)
-        noised, _ = proper(task, algorithm, at, drawn, scales)
-        bare, kept = proper(task, algorithm, at, [(batch, None) for batch, _ in drawn], scales)
+    def leaky(self, *given):
+        *others, drawn, users = given
+        drawn = list(drawn)
+        noised, _ = proper(self, *others, drawn, users)
+        bare, kept = proper(self, *others, [(batch, None) for batch, _ in drawn], users)
         return Upload(noised.params, bare.totals), kept
 
-    for place in (participate_module, devices):
-        monkeypatch.setattr(place, "local_steps", leaky)
-    # Scripted steps, and a GPU's own programs, leave this one out; leaks in the former are planted
-    # in tests/audit/test_audit.py.
-    monkeypatch.setattr(participate_module, "scripted_steps", lambda *given: None)
-    monkeypatch.setattr(devices, "fused_steps", lambda *given: None)
+    monkeypatch.setattr(Averaged, "participate", leaky)
+    monkeypatch.setattr(Engine, "draws_on_device", False)  # a GPU's own steps come another way
     setting = the_setting(1)
     assert lower_epsilon(*play(setting), DELTA) > claimed(setting)
 

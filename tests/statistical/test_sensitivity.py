@@ -11,11 +11,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small import ENGINES, TASKS, Scripted, loop, setting
+from small import ENGINES, TASKS, Scripted, setting
 from torch import Tensor
 
 from dpscaffold.config.gaussian import Gaussian
-from dpscaffold.engines.participation.steps import Scales, noised_query
+from dpscaffold.engine.oracle import OneByOne
+from dpscaffold.engine.query import Numbers, query_of_step
 from dpscaffold.federation import Federation
 from dpscaffold.tasks import Batch
 
@@ -47,34 +48,19 @@ def query(
 ):
     """H̃ of one batch on either engine's path, every standard normal being ``noise``."""
     made = TASKS[task](DIMENSION, CLASSES)
-    draws = torch.full((made.parameters,), noise)
-    if engine == "loop":
-        table = [(torch.zeros(9, DIMENSION), torch.zeros(9, dtype=torch.int64))]
-        run = setting(
-            "fedavg",
-            made,
-            privacy,
-            Federation.from_arrays(table, table, classes=CLASSES),
-            user_ratio=1.0,
-        )
-        oracle = loop(run)
-        return oracle.noised(oracle.gradients(params, made.prepare(x), y), divisor, draws)
     column = torch.ones(1, 1)
-    scales = Scales(
-        step_size=column, regularisation=column, divisor=column * divisor, steps=1, weight=column,
-        clip=column[0] * float(privacy.clip), noise=column * privacy.noise,
-        sampling=privacy.sampling, unit=privacy.unit,
-    )  # fmt: skip
-    if len(y) == 0:  # an empty Poisson batch is padded with weight 0
-        x, y, weight = (
-            torch.ones(1, DIMENSION),
-            torch.zeros(1, dtype=torch.int64),
-            torch.zeros(1, 1),
-        )
-    else:
+    spread = column * float(privacy.scale(privacy.clip, divisor))
+    clip, sigma = column * privacy.clip, column * privacy.noise
+    numbers = Numbers(column, column, column * divisor, column, clip, sigma, spread, 1)
+    weight = None
+    if engine == "simulator":
         weight = torch.ones(1, len(y))
+        if len(y) == 0:  # an empty Poisson batch is padded with weight 0
+            x, y, weight = torch.ones(1, DIMENSION), torch.zeros(1).long(), torch.zeros(1, 1)
     batch = Batch(made.prepare(x)[None], y[None], weight)
-    return noised_query(made, params[None], batch, scales, draws[None])[0]
+    draws = torch.full((1, made.parameters), noise)
+    summing = OneByOne(made) if engine == "loop" else made
+    return query_of_step(privacy.step)(summing, params[None], batch, numbers, draws)[0]
 
 
 def check(engine, task, privacy, params, one, two, divisor, stated):

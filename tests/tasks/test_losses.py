@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from refusals import refuses
-from small import CPU, TASKS, assert_agree, final, module, setting
+from small import TASKS, assert_agree, final, module, setting
 from torch import Tensor
 from torch.func import grad, vmap
 from torch.nn import functional
 from toys import explicit_clipped_sum
 
-from dpscaffold.engines import Loop
+from dpscaffold.engine.oracle import OneByOne
 from dpscaffold.federation import Federation
 from dpscaffold.federation.labels import unpack
 from dpscaffold.tasks import (
@@ -127,8 +126,8 @@ def test_clipped_sums_equal_those_of_the_loop_engines_gradients(task, name, seed
     t = targets(name, (2, records), generator)
     params = torch.randn(2, made.parameters, generator=generator)
     asked = {"none": None, "fixed": torch.tensor([0.3, 2.0]), "median": "median"}[clip]
-    engine = SimpleNamespace(setting=SimpleNamespace(task=made), device=CPU)
-    gradients = torch.stack([Loop.gradients(engine, params[u], x[u], t[u]) for u in range(2)])
+    loop = OneByOne(made)
+    gradients = torch.stack([loop.gradients(params[u], x[u], t[u], True) for u in range(2)])
     found = made.clipped_sum(params, Batch(x, t), asked)
     expected = explicit_clipped_sum(gradients, None, asked)
     torch.testing.assert_close(found.total, expected.total, rtol=1e-3, atol=1e-4)

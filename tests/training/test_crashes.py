@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from dpscaffold import BadInput, Gaussian, Logistic, Plan, fedavg, load_model, synthetic, train
 from dpscaffold.cli import app
-from dpscaffold.engines import Simulator
+from dpscaffold.engine import Engine
 
 SECRET = Gaussian(clip=1.0, noise=3.0, secret=True)
 SEEDED = Gaussian(clip=1.0, noise=3.0)
@@ -59,16 +59,16 @@ def crash(federation, folder, last, moment="after the round", **options):
 
     Whether it came to that.
     """
-    real = Simulator.gather
+    real = Engine.round
 
-    def dies(self, phase, broadcast, draw):
-        if broadcast.round == last:
+    def dies(self, state, *given):
+        if state.round + 1 == last:
             raise Crash
-        return real(self, phase, broadcast, draw)
+        return real(self, state, *given)
 
     with pytest.MonkeyPatch.context() as patch:
         if moment == "before its uploads":
-            patch.setattr(Simulator, "gather", dies)
+            patch.setattr(Engine, "round", dies)
         try:
             go(federation, folder, on_round=die_after(last), **options)
         except Crash:

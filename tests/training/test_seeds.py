@@ -16,7 +16,7 @@ from training.test_crashes import Crash, die_after
 
 from dpscaffold import BadInput, Gaussian, Logistic, Plan, fedavg, synthetic, train
 from dpscaffold.config import make_run
-from dpscaffold.engines import State
+from dpscaffold.engine import State
 from dpscaffold.privacy import Ledger, describe
 from dpscaffold.privacy.numbers import round_up
 from dpscaffold.runs.ledger import read_account

@@ -27,7 +27,7 @@ from dpscaffold import (
     train,
 )
 from dpscaffold.config import make_run
-from dpscaffold.engines.machine import pick_device
+from dpscaffold.engine.device import pick_device
 from dpscaffold.errors import Diverged
 from dpscaffold.privacy import Cost, Remark
 from dpscaffold.runs.folder import RunFolder

@@ -76,15 +76,15 @@ class Cohort:
     """What ``announce`` may use of a round's participants: nothing that is private.
 
     Args:
-        users: The participants' numbers.
-        weights: Their weights in the mean of Δy, (m,), on the CPU.
+        users: The participants' numbers, (m,).
+        weights: Their weights in the mean of Δy, (m,).
         known: Public numbers of their participation.
         memories: Their slots, (m, P) or (m, 1), if the algorithm is ``mirrored``; private slots
             are never among them.
-        seen: Who took part before, (m,), on the CPU.
+        seen: Who took part before, (m,).
     """
 
-    users: tuple[int, ...]
+    users: Tensor
     weights: Tensor
     known: Known
     memories: Slots

@@ -16,13 +16,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from dpscaffold.algorithms import Algorithm, Broadcast, Server
+from dpscaffold.algorithms import Server
 from dpscaffold.audit.subject import AuditSubject, SentModel
 from dpscaffold.audit.tally import UploadTally
-from dpscaffold.audit.watching import WatchedSimulator
+from dpscaffold.audit.watching import Watched
 from dpscaffold.config import Run
-from dpscaffold.engines import Draw, Simulator, State
-from dpscaffold.engines.rounds import announced
+from dpscaffold.engine import Draw, Engine, State
 from dpscaffold.privacy.loss import Array
 
 #: The name of the statistic that no game may ever see.
@@ -59,29 +58,21 @@ def play(
     """The participations of users who hold these tables, each this many times."""
     federation = subject.federation(tables)
     setting = subject.setting(federation)
-    engine = WatchedSimulator(
-        [setting], [federation], [subject.streams(rng)], subject.pair.direction
-    )
+    law = Watched([setting], subject.pair.direction)
+    engine = Engine([setting], [federation], streams=[subject.streams(rng)], law=law)
     tally = UploadTally(subject, len(tables), set(setting.algorithm.shared))
     for number in range(1, int(times.max(initial=0)) + 1):
         active = np.flatnonzero(times >= number)
-        draw = Draw(active, active)
-        phase = setting.algorithm.phase(number, setting.warm_rounds)
-        engine.gather(phase, sent(setting, engine, phase, draw, number, subject.start), draw)
-        tally.enter(engine.round_seen(), subject.start.known)
+        engine.round(sent([setting], number, subject.start), [Draw.all(active)])
+        tally.enter(law.round_seen(), subject.start.known)
     return tally
 
 
-def sent(
-    setting: Run,
-    engine: Simulator,
-    phase: Algorithm,
-    draw: Draw,
-    number: int,
-    model: SentModel,
-) -> Broadcast:
-    """A model and what the algorithm announces with it."""
-    state = State.initial(setting, engine.device)
-    server = Server(model.params, state.server.slots)
-    state = replace(state, round=number - 1, server=server)
-    return announced(setting, state, draw, engine.memories, phase)
+def sent(settings: Sequence[Run], number: int, model: SentModel) -> State:
+    """The servers of these runs before a round in which they send this model."""
+    states = [State.initial(setting) for setting in settings]
+    asked = [
+        replace(one, round=number - 1, server=Server(model.params, one.server.slots))
+        for one in states
+    ]
+    return State.stack(asked)

@@ -12,23 +12,20 @@ from the budget file before it begins.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dpscaffold.algorithms import Algorithm, Slots, Upload
+from dpscaffold.algorithms import Participant, Slots, Upload
 from dpscaffold.audit.limits import one_run_epsilon
 from dpscaffold.audit.subject import AuditedRun
 from dpscaffold.config import Run
-from dpscaffold.engines import Hardware, Simulator, State
-from dpscaffold.engines.fast.stacking import StackedBroadcast
-from dpscaffold.engines.participation.drawing import Row
-from dpscaffold.engines.rounds import rounds
+from dpscaffold.engine import Engine, State
+from dpscaffold.engine.aggregate import Averaged
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation, Records
 from dpscaffold.privacy import SERVER, Mechanism, epsilon
@@ -39,9 +36,6 @@ from dpscaffold.runs.folder import RunFolder
 from dpscaffold.tasks import Batch
 from dpscaffold.tasks.clipping import row_squares
 from dpscaffold.training.opening import Asked, Begun, begun
-
-#: The engine that it runs on.
-ENGINE = "simulator"
 
 
 @dataclass(frozen=True)
@@ -161,42 +155,35 @@ def place(
     return changed, Canaries(rows, users, features, (low, high), present)
 
 
-class _Scored(Simulator):
-    """The simulator, unchanged, with every upload held against the canaries of its user."""
+class _Scored(Averaged):
+    """The law of an engine, with every upload held against the canaries of its user."""
 
-    def __init__(self, setting: Run, data: Federation, randomness: Randomness) -> None:
-        super().__init__([setting], [data], Hardware(), [randomness])
-        self.scores = torch.zeros(0)
-        self.held: dict[int, Tensor] = {}
-        self.canaries: Canaries | None = None
-
-    def watch(self, canaries: Canaries) -> None:
-        """Look for these."""
-        self.canaries, self.scores = canaries, torch.zeros(len(canaries.rows))
+    def __init__(self, run: Run, data: Federation, canaries: Canaries) -> None:
+        super().__init__([run])
+        self.run, self.data, self.canaries = run, data, canaries
+        self.scores = torch.zeros(len(canaries.rows))
         order = canaries.users.tolist()
-        for user in set(order):
-            self.held[user] = torch.tensor([k for k, u in enumerate(order) if u == user])
+        self.held = {
+            user: torch.tensor([k for k, u in enumerate(order) if u == user]) for user in set(order)
+        }
 
-    def _participate(
-        self, phase: Algorithm, rows: Sequence[Row], broadcast: StackedBroadcast
-    ) -> tuple[Upload, Slots]:
-        before = self.memories.recall([row.user for row in rows])
-        upload, kept = super()._participate(phase, rows, broadcast)
-        for place, row in enumerate(rows):
-            if row.user in self.held:
-                self._score(row.user, place, upload, before, broadcast)
+    def participate(self, *asked: Any) -> tuple[Upload, Slots]:
+        """The uploads of some users, who come last in what is asked."""
+        upload, kept = super().participate(*asked)
+        at, users = asked[3], asked[-1][0]
+        for place, user in enumerate(users):
+            if user in self.held:
+                self._score(user, place, upload, at)
         return upload, kept
 
-    def _score(
-        self, user: int, place: int, upload: Upload, before: Slots, broadcast: StackedBroadcast
-    ) -> None:
+    def _score(self, user: int, place: int, upload: Upload, at: Participant) -> None:
         """Add how much of each of a user's canaries is in the noised gradients of this round."""
-        plan, mine = self.settings[0].settled, self.held[user]
+        plan, mine = self.run.settled, self.held[user]
         if "control" in upload.totals:
-            mean = upload.totals["control"][place] + before["control"][place]
+            mean = upload.totals["control"][place] + at.memory["control"][place]
         else:
             mean = -upload.params[place] / (plan.step_size * plan.local_steps)
-        x, records = broadcast.params[0], int(self.settings[0].sizes[user])
+        x, records = at.broadcast.params[place], int(self.run.sizes[user])
         here, there = self._forms(mine, x)
         # All else is known to the adversary: what is left of the mean is canaries and noise.
         known = self._others(user, x) + (here + there).sum(0) / 2
@@ -206,26 +193,24 @@ class _Scored(Simulator):
 
     def _forms(self, mine: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         """Clipped gradients at x of each canary's two forms, (canaries, P)."""
-        assert self.canaries is not None
         features = self.canaries.features[mine]
         here, there = (
             self._clipped(features[:, None], labels[mine][:, None], x)
             for labels in self.canaries.labels
         )
-        return here, torch.zeros_like(there) if self.settings[0].sampling == "poisson" else there
+        return here, torch.zeros_like(there) if self.run.sampling == "poisson" else there
 
     def _others(self, user: int, x: Tensor) -> Tensor:
         """The sum at x over a user's records that are no canaries, (P,)."""
-        assert self.canaries is not None
-        features, labels = self.federations[0].train.of(user)
+        features, labels = self.data.train.of(user)
         kept = torch.ones(len(labels), dtype=torch.bool)
-        start = int(self.federations[0].train.offsets[user])
+        start = int(self.data.train.offsets[user])
         kept[self.canaries.rows[self.held[user]] - start] = False
         return self._clipped(features[kept][None], labels[kept][None], x)[0]
 
     def _clipped(self, features: Tensor, labels: Tensor, x: Tensor) -> Tensor:
         """Sums of clipped gradients of raw records (U, B, d) by the task's own code, (U, P)."""
-        task, privacy = self.settings[0].task, self.settings[0].privacy
+        task, privacy = self.run.task, self.run.privacy
         assert privacy is not None and not isinstance(privacy.clip, str)
         rows = task.prepare(features)
         squares = row_squares(rows.flatten(0, 1)).view(labels.shape)
@@ -271,33 +256,35 @@ def play_one_run(asked: OneRunRequest, confidence: float, seconds: float) -> One
     the rounds that were played."""
     setting, run = asked.setting, asked.run
     data, placed = place(setting, asked.federation, asked.canaries, asked.rng)
-    wanted = Asked(setting, asked.federation, Hardware(), ENGINE, asked.out)
+    wanted, law = Asked(setting, asked.federation, out=asked.out), _Scored(setting, data, placed)
     with begun(wanted) as start:
-        engine = _Scored(setting, data, setting.randomness(start.seed))
-        engine.watch(placed)
-        done = _rounds(start.account, engine, seconds)
+        streams = setting.randomness(start.seed)
+        engine = Engine([setting], [data], streams=[streams], law=law)
+        done = _rounds(start.account, engine, streams, seconds)
         spent = _spent(setting, start)
     claimed = epsilon(run, SERVER, done)
     # The surest guesses only, how many being fixed in advance; a canary that was never drawn is
     # not among them unless all are guessed.
     guesses = max(1, len(placed.rows) // 5)
-    surest = engine.scores.abs().argsort(descending=True)[:guesses]
-    right = int(((engine.scores[surest] > 0) == placed.present[surest]).sum())
+    surest = law.scores.abs().argsort(descending=True)[:guesses]
+    right = int(((law.scores[surest] > 0) == placed.present[surest]).sum())
     proved = one_run_epsilon(len(placed.rows), guesses, right, run.delta, confidence)
     return OneRun(
         len(placed.rows), guesses, right, done, claimed, proved, run.delta, confidence, spent
     )
 
 
-def _rounds(account: AnyAccount, engine: _Scored, seconds: float) -> int:
+def _rounds(account: AnyAccount, engine: Engine, streams: Randomness, seconds: float) -> int:
     """Play the rounds, each in the ledger before it runs; returns how many there were."""
-    started, done = time.monotonic(), 0
-    setting, drawing = account.setting, partial(account.draw, engine.randomness[0])
-    for finished in rounds(setting, engine, drawing, State.initial(setting, engine.device)):
-        done = finished.number
+    started, state = time.monotonic(), State.initial(account.setting)
+    while state.round < account.setting.plan.rounds:
+        draw = account.draw(streams, state.round + 1)
+        if draw is None:
+            break
+        state = engine.round(state, [draw]).state
         if time.monotonic() - started > seconds:
             break
-    return done
+    return state.round
 
 
 def _spent(setting: Run, start: Begun) -> RealRunCost:

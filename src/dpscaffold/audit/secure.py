@@ -9,21 +9,22 @@ a site adds the least noise.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from dpscaffold.algorithms import Algorithm, Slots, Upload
+from dpscaffold.algorithms import Slots, Upload
 from dpscaffold.audit.game import Played, sent
 from dpscaffold.audit.subject import AuditSubject
 from dpscaffold.audit.tally import canary_hits, likelihood_ratio
+from dpscaffold.audit.watching import rows_of
 from dpscaffold.config import Run
 from dpscaffold.config.secure import SumGrid
-from dpscaffold.engines import Draw, Hardware, Simulator
-from dpscaffold.engines.fast.stacking import StackedBroadcast
-from dpscaffold.engines.participation.drawing import Row
+from dpscaffold.engine import Draw, Engine
+from dpscaffold.engine.aggregate import Summed
 from dpscaffold.privacy.loss import Array
 
 #: What the adversary computes from what it sees, by place.
@@ -34,38 +35,33 @@ OF_SECURE_SUMS = (
 )
 
 
-class WatchedSums(Simulator):
-    """The simulator, unchanged, with all integers kept as they leave their users."""
+class WatchedSums(Summed):
+    """The law of secure sums, with all integers kept as they leave their users."""
 
-    def _participate(
-        self, phase: Algorithm, rows: Sequence[Row], broadcast: StackedBroadcast
-    ) -> tuple[Upload, Slots]:
-        upload, kept = super()._participate(phase, rows, broadcast)
-        self._seen.append((rows, upload.params))
+    def participate(self, *asked: Any) -> tuple[Upload, Slots]:
+        """The uploads of some users of each run, which come last in what is asked."""
+        upload, kept = super().participate(*asked)
+        self.seen.append((asked[-1], upload.params))
         return upload, kept
 
     def attempt(
-        self, subject: AuditSubject, number: int, part: np.ndarray, members: int
+        self, engine: Engine, subject: AuditSubject, number: int, part: np.ndarray, members: int
     ) -> np.ndarray:
         """The words of one attempt with a list of this many ``members``, (part, members, P), in
         the runs ``part``."""
-        self._seen: list[tuple[Sequence[Row], Tensor]] = []
-        setting, users = self.settings[0], np.arange(members)
-        everyone = Draw(users, users)
-        phase = setting.algorithm.phase(number, setting.warm_rounds)
-        broadcast = sent(setting, self, phase, everyone, number, subject.start)
-        runs = len(self.settings)  # all of them: a secure sum has no empty list
-        self.gather_all(phase, [broadcast] * runs, [everyone] * runs)
-        words = np.zeros((runs, members, setting.task.parameters), self.grid.dtype)
-        for rows, integers in self._seen:
-            of_runs, places = np.array([(row.run, row.user) for row in rows]).T
-            words[of_runs, places] = self.grid.words(integers)
+        self.seen: list[tuple[Mapping[int, Sequence[int]], Tensor]] = []
+        runs = len(self.runs)  # all of them: a secure sum has no empty list
+        asked = sent(self.runs, number, subject.start)
+        engine.round(asked, [Draw.all(np.arange(members))] * runs)
+        words = np.zeros((runs, members, len(subject.pair.direction)), self.grid.dtype)
+        for users_of, integers in self.seen:
+            words[rows_of(users_of)] = self.grid.words(integers)
         return np.asarray(words[part])
 
     @property
     def grid(self) -> SumGrid:
         """The integers of the sums."""
-        sums = self.settings[0].sums
+        sums = self.runs[0].sums
         assert sums is not None
         return sums.grid
 
@@ -88,14 +84,15 @@ class SumAttack:
         worlds = [subject.federation([inside, *others]) for inside in (True, False)]
         settings = [subject.setting(world) for world in worlds]
         streams = [subject.streams(rng) for _ in range(2 * games)]
-        engine = WatchedSums(settings * games, worlds * games, Hardware(), streams)
+        law = WatchedSums(settings * games)
+        engine = Engine(settings * games, worlds * games, streams=streams, law=law)
         # A void attempt is a full release if the member that is missing colludes.
         times = subject.times(2 * games, rng) + subject.run.extra
         seen = np.full((max(1, int(times.max())), 2 * games), np.nan)
         for number in range(1, int(times.max()) + 1):
             part = np.flatnonzero(times >= number)
-            words = engine.attempt(subject, number, part, self.members)
-            seen[number - 1, part] = engine.along(subject, self.honest_sum(words))
+            words = law.attempt(engine, subject, number, part, self.members)
+            seen[number - 1, part] = law.along(subject, self.honest_sum(words))
         statistics = self._statistics(subject, settings[0], seen)
         return statistics[:, ::2], statistics[:, 1::2]
 

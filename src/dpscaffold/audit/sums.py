@@ -7,14 +7,16 @@ choose the event, and never on those that are counted.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
 from dpscaffold.audit.game import Played, sent
 from dpscaffold.audit.limits import weighted
 from dpscaffold.audit.subject import AuditSubject
-from dpscaffold.audit.watching import UploadProjections, WatchedSimulator
-from dpscaffold.engines import Draw, RoundUploads
+from dpscaffold.audit.watching import UploadProjections, Watched
+from dpscaffold.engine import Draw, Engine, RoundUploads
 from dpscaffold.privacy.loss import Array
 
 #: What the adversary computes from what it saw, by place.
@@ -31,12 +33,9 @@ def sum_games(
     worlds = [subject.federation([inside, *others]) for inside in (True, False)]
     settings = [subject.setting(world) for world in worlds]
     runs = 2 * games
-    engine = WatchedSimulator(
-        settings * games,
-        worlds * games,
-        [subject.streams(rng) for _ in range(runs)],
-        subject.pair.direction,
-    )
+    law = Watched(settings * games, subject.pair.direction)
+    streams = [subject.streams(rng) for _ in range(runs)]
+    engine = Engine(settings * games, worlds * games, streams=streams, law=law)
     users = np.arange(subject.run.cohort_size)
     everyone, nobody = Draw(users, users), Draw(users, users[:0])
     times, known = subject.times(runs, rng), users[1 : 1 + colluders]
@@ -44,11 +43,9 @@ def sum_games(
     seen, kept = np.zeros((2, most, runs)), np.zeros(runs)
     for number in range(1, int(times.max(initial=0)) + 1):
         takes_part = times >= number
-        phase = settings[0].algorithm.phase(number, settings[0].warm_rounds)
-        broadcast = sent(settings[0], engine, phase, everyone, number, subject.start)
         draws = [everyone if active else nobody for active in takes_part]
-        gathered = engine.gather_all(phase, [broadcast] * runs, draws)
-        moves, changes = _sums(engine, gathered, engine.round_seen(), known, len(users))
+        done = engine.round(sent(settings * games, number, subject.start), draws)
+        moves, changes = _sums(law, done.uploads, law.round_seen(), known, len(users))
         kept += changes * takes_part  # what is remembered follows from what was sent before
         seen[:, number - 1] = np.stack([-moves, kept]) * takes_part
     flat = seen.reshape(2 * most, runs)
@@ -56,8 +53,8 @@ def sum_games(
 
 
 def _sums(
-    engine: WatchedSimulator,
-    gathered: list[RoundUploads],
+    law: Watched,
+    gathered: Sequence[RoundUploads],
     seen: UploadProjections,
     known: np.ndarray,
     users: int,
@@ -65,9 +62,9 @@ def _sums(
     """The round's mean move and mean change of memory along the canary, (runs,), without what the
     ``known`` users uploaded."""
     runs, own = len(gathered), np.isin(seen.users, known)
-    moves = engine.along(torch.stack([got.mean.params for got in gathered]))
+    moves = law.along(torch.stack([got.mean.params for got in gathered]))
     totals = np.array([
-        sum(float(engine.along(v)) for v in got.mean.totals.values() if v.ndim and len(v) > 1)
+        sum(float(law.along(v)) for v in got.mean.totals.values() if v.ndim and len(v) > 1)
         for got in gathered
     ])  # fmt: skip
     moves = moves - np.bincount(seen.runs[own], seen.move[own], runs) / users

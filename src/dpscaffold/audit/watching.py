@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dpscaffold.algorithms import Algorithm, Slots, Upload
+from dpscaffold.algorithms import Slots, Upload
 from dpscaffold.config import Run
-from dpscaffold.engines import Hardware, Simulator
-from dpscaffold.engines.fast.stacking import StackedBroadcast
-from dpscaffold.engines.participation.drawing import Row
-from dpscaffold.federation import Federation
+from dpscaffold.engine.aggregate import Averaged
 from dpscaffold.privacy.loss import Array
-from dpscaffold.randomness.streams import Randomness
+
+
+def rows_of(users_of: Mapping[int, Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+    """The run and the user of every row."""
+    runs, users = np.array([(run, user) for run, own in users_of.items() for user in own]).T
+    return runs, users
 
 
 @dataclass(frozen=True)
@@ -31,29 +34,22 @@ class UploadProjections:
     totals: dict[str, Array]
 
 
-class WatchedSimulator(Simulator):
-    """The simulator, unchanged, with every upload looked at as it leaves its user."""
+class Watched(Averaged):
+    """The law of an engine, with every upload looked at as it leaves its user."""
 
-    def __init__(
-        self,
-        settings: Sequence[Run],
-        federations: Sequence[Federation],
-        randomness: Sequence[Randomness],
-        direction: Tensor,
-    ) -> None:
-        super().__init__(settings, federations, Hardware(), randomness)
+    def __init__(self, runs: Sequence[Run], direction: Tensor) -> None:
+        super().__init__(runs)
         self.direction = direction.double()
         self._seen: list[UploadProjections] = []
 
-    def _participate(
-        self, phase: Algorithm, rows: Sequence[Row], broadcast: StackedBroadcast
-    ) -> tuple[Upload, Slots]:
-        upload, kept = super()._participate(phase, rows, broadcast)
-        self._seen.append(self._look(rows, upload))
+    def participate(self, *asked: Any) -> tuple[Upload, Slots]:
+        """The uploads of some users of each run, which come last in what is asked."""
+        upload, kept = super().participate(*asked)
+        self._seen.append(self._look(asked[-1], upload))
         return upload, kept
 
-    def _look(self, rows: Sequence[Row], upload: Upload) -> UploadProjections:
-        runs, users = np.array([(row.run, row.user) for row in rows]).T
+    def _look(self, users_of: Mapping[int, Sequence[int]], upload: Upload) -> UploadProjections:
+        runs, users = rows_of(users_of)
         totals = {
             n: self.along(v) for n, v in upload.totals.items() if v.shape == upload.params.shape
         }

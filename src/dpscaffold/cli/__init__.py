@@ -18,7 +18,7 @@ import click
 import typer
 from typer.core import TyperGroup
 
-from dpscaffold.engines.launcher import launched_rank, launched_ranks
+from dpscaffold.engine.launcher import launched_rank, launched_ranks
 from dpscaffold.errors import BadInput, DeviceLost, Diverged
 
 #: Each command's file and the function or sub-application in it. A file is imported when its

@@ -171,7 +171,7 @@ def _recommended(
 ) -> Recommendation:
     """The plan."""
     from dpscaffold import planning
-    from dpscaffold.engines.machine import pick_device, stop_signals
+    from dpscaffold.engine.device import pick_device, stop_signals
     from dpscaffold.report.tuning_progress import Rounds
     from dpscaffold.training.events import StopRequested
 

@@ -62,7 +62,7 @@ def reproduce_command(
     ] = False,
 ) -> None:
     """Reproduce a figure or table of the paper; finished runs are not run again."""
-    from dpscaffold.engines.machine import pick_device
+    from dpscaffold.engine.device import pick_device
     from dpscaffold.paper.definition import experiment, names
     from dpscaffold.paper.reproduce import ReproduceRequest
 
@@ -113,7 +113,7 @@ def _list(request: ReproduceRequest, as_json: bool) -> None:
 def _reproduce(
     chosen: Experiment, request: ReproduceRequest, device: torch.device, quiet: bool, silent: bool
 ) -> list[str]:
-    from dpscaffold.engines.machine import stop_signals
+    from dpscaffold.engine.device import stop_signals
     from dpscaffold.paper.progress import ReproductionProgress
     from dpscaffold.paper.reproduce import reproduce
     from dpscaffold.training.events import StopRequested

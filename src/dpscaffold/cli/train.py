@@ -12,7 +12,7 @@ import typer
 
 from dpscaffold.cli.example import DEMO
 from dpscaffold.cli.usage import interrupted
-from dpscaffold.engines.launcher import launched_rank, launched_ranks, restarted
+from dpscaffold.engine.launcher import launched_rank, launched_ranks, restarted
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.runs.earlier import refuse_old
 

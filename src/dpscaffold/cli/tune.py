@@ -78,7 +78,7 @@ def _tuned(
     settings: Configuration, table: TuneSettings, device: str, silent: bool, console: Console
 ) -> TuningResult:
     """The scores of the grid."""
-    from dpscaffold.engines.machine import pick_device, stop_signals
+    from dpscaffold.engine.device import pick_device, stop_signals
     from dpscaffold.report.tuning_progress import Rounds
     from dpscaffold.training.events import StopRequested
     from dpscaffold.tuning.tuning import tune
@@ -101,7 +101,7 @@ def _tune_privately(
     quiet: bool,
 ) -> None:
     """Trials at random, the winner in a folder of its own, and what each adversary learns."""
-    from dpscaffold.engines.machine import pick_device, stop_signals
+    from dpscaffold.engine.device import pick_device, stop_signals
     from dpscaffold.privacy.numbers import digits_up, round_up
     from dpscaffold.report.private_tuning import (
         refuse_earlier,

@@ -21,7 +21,7 @@ import torch
 
 from dpscaffold.atomic import atomic_file, binary_file, hold
 from dpscaffold.deployment.protocol.messages import Json
-from dpscaffold.engines import State
+from dpscaffold.engine import State
 from dpscaffold.errors import BadInput
 
 FILE = "run.pt"

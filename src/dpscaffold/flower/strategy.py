@@ -47,9 +47,9 @@ from dpscaffold.deployment.server.sites import (
 )
 from dpscaffold.deployment.transports.flower import require
 from dpscaffold.deployment.transports.flower.wire import from_records, to_records
-from dpscaffold.engines import Draw, Memories, State
-from dpscaffold.engines.aggregate import aggregate
-from dpscaffold.engines.rounds import announced
+from dpscaffold.engine import Draw, Memory, State
+from dpscaffold.engine.aggregate import aggregate
+from dpscaffold.engine.server import announced
 from dpscaffold.errors import BadInput
 from dpscaffold.flower.client import OwnModel
 from dpscaffold.flower.kept import ClientAccount, KeptRun, SavedRun
@@ -110,7 +110,7 @@ class _Enrolled:
     sizes: tuple[int, ...]
     setting: Run
     state: State
-    memories: Memories
+    memories: Memory
     #: The round that is under way.
     asked: tuple[Algorithm, Broadcast, Draw] | None = None
     #: Clients of a run that goes on, until they are asked what they have spent.
@@ -323,7 +323,7 @@ class Strategy(FlowerStrategy):  # type: ignore[misc]
         if parts:
             mean = aggregate(run.setting, draw, broadcast, parts, phase).mean
             server = phase.update(server, mean, run.setting.plan.server_rate)
-        run.state = run.state.moved(server, run.setting)
+        run.state = run.state.moved(server, [run.setting])
         run.asked = None
         self._save(run)  # the next round acknowledges these uploads
         said = self.guarantee
@@ -384,7 +384,7 @@ class Strategy(FlowerStrategy):  # type: ignore[misc]
             self.offer.privacy_on(enrolled.names),
         )
         state = State.initial(setting, CPU)
-        memories = Memories(setting.algorithm.shared, self.task.parameters, CPU)
+        memories = Memory(setting.algorithm.shared, self.task.parameters, setting.users)
         return _Enrolled(run, nodes, sizes, setting, state, memories)
 
     # --- a run on the disk
@@ -539,7 +539,7 @@ class Strategy(FlowerStrategy):  # type: ignore[misc]
             if not drawn or not fits_round(answer, broadcast.round, wanted):
                 self.refused[node] = "bad-upload"
                 continue
-            slots = {user: run.memories.look(user)}
+            slots = {user: run.memories.recall([user])}
             bounds = upload_bounds(run.setting, phase, broadcast, slots)[user] or {}
             if is_too_large(upload_norms(answer), bounds):
                 self.refused[node] = "bad-upload"

@@ -328,7 +328,8 @@ def numbers_sent(setting: Run) -> tuple[int, int]:
     algorithm, length = setting.algorithm, setting.task.parameters
     slots = {name: torch.zeros(1) for name in algorithm.keeps}
     own = {name: torch.zeros(1, 1) for name in algorithm.shared}
-    cohort = Cohort((0,), torch.ones(1), Known(1, 1.0), own, torch.zeros(1, dtype=torch.bool))
+    one = torch.zeros(1)
+    cohort = Cohort(one, one + 1, Known(1, 1.0), own, one.bool())
     announced = algorithm.announce(Server(torch.zeros(1), slots), cohort)
     up = sum(length if size == "vector" else 1 for size in algorithm.shared.values())
     return length * (1 + len(announced)), length + up

@@ -15,7 +15,7 @@ from dataclasses import replace
 import numpy as np
 
 from dpscaffold.config import Run
-from dpscaffold.engines import Draw
+from dpscaffold.engine import Draw
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy import Facts, Part, Statement, charged, epsilon, no_guarantee, state
 from dpscaffold.privacy.numbers import next_knot

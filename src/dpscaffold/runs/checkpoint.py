@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dpscaffold.engines import State
+from dpscaffold.engine import State
 from dpscaffold.errors import BadInput
 from dpscaffold.runs.journal import Anchor
 

@@ -165,17 +165,17 @@ def _auc_of_all(value: Tensor, positive: Tensor, holders: Holders) -> Tensor:
     mine, other = value[positive].sort().values, value[~positive].cpu().sort().values
     sizes = torch.zeros(holders.count, 2, dtype=torch.float64)
     sizes[holders.rank] = torch.tensor([len(mine), len(other)], dtype=torch.float64)
-    sizes = holders.added(sizes)
+    sizes = holders.sum(sizes)
     above = torch.zeros(1, dtype=torch.float64)
     for holder, count in enumerate(sizes[:, 1].long().tolist()):
         for start in range(0, count, _COMPARED):
             block = torch.zeros(min(_COMPARED, count - start), dtype=value.dtype)
             if holder == holders.rank:
                 block = other[start : start + len(block)]
-            block = holders.added(block).to(mine.device)
+            block = holders.sum(block).to(mine.device)
             for right in (False, True):  # ties count one half
                 above += torch.searchsorted(block, mine, right=right).sum().double().cpu() / 2
-    return holders.added(above) / sizes.sum(0).prod()
+    return holders.sum(above) / sizes.sum(0).prod()
 
 
 def f1(scores: Tensor, targets: Tensor, group: Tensor, groups: int) -> Tensor:

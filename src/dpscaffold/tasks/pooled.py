@@ -13,10 +13,17 @@ from torch import Tensor
 class Holders(Protocol):
     """Processes that each hold some of the records; this one is number ``rank`` of ``count``."""
 
-    rank: int
-    count: int
+    @property
+    def rank(self) -> int:
+        """Which of them this one is."""
+        ...
 
-    def added(self, values: Tensor, /) -> Tensor:
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        ...
+
+    def sum(self, values: Tensor, /) -> Tensor:
         """The sum of the processes' tensors on the CPU, on every process."""
         ...
 
@@ -42,4 +49,4 @@ def pooled_over(holders: Holders | None) -> Iterator[None]:
 def over_all(sums: Tensor) -> Tensor:
     """Sums over the records of this process, added up over all holders."""
     holders = pooling()
-    return sums if holders is None else holders.added(sums).to(sums.device)
+    return sums if holders is None else holders.sum(sums).to(sums.device)

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from dpscaffold.config import Run
 from dpscaffold.config.release import check_release
-from dpscaffold.engines import ENGINES, Hardware
-from dpscaffold.engines.ranks import Ranks
+from dpscaffold.engine.device import CPU
+from dpscaffold.engine.distributed import ALONE, Comm
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation import Federation
 from dpscaffold.federation.tables import Digest
@@ -29,6 +31,9 @@ from dpscaffold.training.optimum import require_convex
 from dpscaffold.training.stopping import Stopping
 from dpscaffold.training.training import OnRound, ignore, pick_up
 
+#: The engines by name.
+ENGINES = ("simulator", "loop")
+
 #: Your own metric: the model and the evaluation data → a number, under the function's name.
 OwnMetric = Callable[[Model, Federation], float]
 
@@ -44,7 +49,8 @@ class Asked:
     Args:
         run: Plan, mechanism, task and algorithm.
         federation: The records.
-        hardware: Where this process computes.
+        device: Where this process computes.
+        chunk: How many users are computed at once; None chooses it.
         engine: ``"simulator"`` or ``"loop"``.
         out: The run folder; None stores nothing.
         resume: Whether a run in that folder is continued.
@@ -55,12 +61,13 @@ class Asked:
         data_key: The file with the key of the records' identity.
         on_round: Called after every round with its row.
         progress: Whether a live line is shown.
-        ranks: The processes that share the run; None for one.
+        comm: The processes that share the run.
     """
 
     run: Run
     federation: Federation
-    hardware: Hardware
+    device: torch.device = CPU
+    chunk: int | None = None
     engine: str = "simulator"
     out: Path | None = None
     resume: bool = False
@@ -71,7 +78,7 @@ class Asked:
     data_key: Path | None = None
     on_round: OnRound = ignore
     progress: bool = False
-    ranks: Ranks | None = None
+    comm: Comm = ALONE
 
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:

@@ -1,5 +1,5 @@
 """Many runs at once: seeds, heterogeneity levels and step sizes that share shapes, in one
-simulator.
+engine.
 
 A stack is a list of :class:`~dpscaffold.config.Run` that agree in task, algorithm, T, K and
 kind of privacy. Each of its runs draws the participants, batches and noise that it would draw
@@ -11,17 +11,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from dpscaffold.config import Run
-from dpscaffold.engines import Hardware, Simulator, State
-from dpscaffold.engines.fast.lockstep import Lockstep
-from dpscaffold.engines.rounds import plain_draws, stacked_rounds
+from dpscaffold.engine import Draw, Engine, State
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
 from dpscaffold.randomness.streams import Randomness
@@ -33,6 +30,9 @@ from dpscaffold.training.shared_draws import shared_draws
 #: Rows (participants of all runs) that one stack holds, by kind of device. Beyond it a CPU gains
 #: nothing.
 ROWS = {"cpu": 64, "cuda": 1024}
+
+#: After this many rounds the host waits for the device, so that progress is what was done.
+WAITS = 16
 
 
 @dataclass(frozen=True)
@@ -142,110 +142,73 @@ def train_stack(
     """
     if not settings:
         raise BadInput("too-few-runs", "a stack needs at least one run, and none was given")
-    device = torch.device(device)
-    schedule = schedule or Schedule()
-    started = time.perf_counter()
+    device, schedule = torch.device(device), schedule or Schedule()
+    started, last = time.perf_counter(), settings[0].plan.rounds
     streams = shared_draws(settings)
+    engine = Engine(settings, federations, device, streams=streams)
     evaluators = evaluators_of(settings, federations, device, optima)
-    given = (settings, federations, streams, device)
-    in_step, outcomes = Lockstep.of(*given), None
-    if in_step is not None:
-        with suppress(torch.cuda.OutOfMemoryError):  # the simulator makes do with less
-            outcomes = _trained(in_step, settings, evaluators, schedule, tell)
-        in_step = None
-    outcomes = outcomes or _trained(RunByRun(*given), settings, evaluators, schedule, tell) or []
+    outcomes = [Outcome(setting) for setting in settings]
+    first = State.stack([State.initial(setting, device) for setting in settings])
+    state, diverged = first, torch.zeros(len(settings), dtype=torch.int64, device=device)
+    evaluated = set(schedule.rounds(last))
+    for number in range(1, last + 1):
+        state = engine.round(state, _drawn(settings, streams, number)).state
+        lost = ~torch.isfinite(state.params).all(1)
+        diverged = diverged.where(~lost | (diverged > 0), number)
+        if number in evaluated:
+            found = evaluate_all(evaluators, list(state.params), schedule.full)
+            for outcome, values in zip(outcomes, found, strict=True):
+                outcome.history.append(HistoryRow(number, values))
+        if number in evaluated or number % WAITS == 0:
+            state = _restarted(state, first, lost, engine)  # waits for the device
+        tell(RoundDone(number, last))
+    _conclude(outcomes, state, diverged, evaluators, schedule.full)
     for outcome in outcomes:
         outcome.seconds = (time.perf_counter() - started) / len(outcomes)
     return outcomes
 
 
-def _trained(
-    moved: RunByRun | Lockstep,
-    settings: Sequence[Run],
-    evaluators: Sequence[Evaluator],
-    schedule: Schedule,
-    tell: Listener,
-) -> list[Outcome] | None:
-    """All rounds of all runs; None where they have to be taken run by run after all."""
-    outcomes = [Outcome(setting) for setting in settings]
-    last = settings[0].plan.rounds
-    evaluated = set(schedule.rounds(last))
-    for round in moved.rounds():
-        models = moved.models
-        if round in evaluated:
-            found = evaluate_all(evaluators, models, schedule.full)
-            rows = [HistoryRow(round, values) for values in found]
-            for outcome, row in zip(outcomes, rows, strict=True):
-                outcome.history.append(row)
-        tell(RoundDone(round, last))
-    if moved.in_vain:
-        return None
-    _conclude(outcomes, moved, evaluators, schedule.full)
-    return outcomes
+def _drawn(settings: Sequence[Run], streams: Sequence[Randomness], number: int) -> list[Draw]:
+    """Who takes part in a round of each run; runs of one seed and equal cohorts share a draw."""
+    known: dict[tuple[int, int, int], Draw] = {}
+    draws = []
+    for setting, one in zip(settings, streams, strict=True):
+        key = id(one), setting.users, setting.cohort_size
+        if key not in known:
+            known[key] = Draw.all(one.cohort(number, *key[1:]))
+        draws.append(known[key])
+    return draws
+
+
+def _restarted(state: State, first: State, lost: Tensor, engine: Engine) -> State:
+    """Runs that are no longer finite begin again at x⁰, so that their rows cost no surprises."""
+    for k in lost.nonzero().flatten().tolist():
+        engine.memories.forget(k)
+        for mine, fresh in zip(_tensors(state), _tensors(first), strict=True):
+            mine[k] = fresh[k]
+    return state
+
+
+def _tensors(state: State) -> list[Tensor]:
+    return [state.params, state.average, *state.server.slots.values()]
 
 
 def _conclude(
     outcomes: Sequence[Outcome],
-    moved: RunByRun | Lockstep,
+    state: State,
+    diverged: Tensor,
     evaluators: Sequence[Evaluator],
     full: bool,
 ) -> None:
     """Fill in the final models and their averages, and drop what follows a divergence."""
-    averages = moved.averages
-    means = evaluate_all(evaluators, averages, full) if averages else [{}] * len(outcomes)
-    final = averages or moved.models
-    for outcome, lost, mean, model in zip(outcomes, moved.diverged, means, final, strict=True):
-        outcome.diverged, outcome.model = lost, model.cpu()
-        outcome.average = mean if lost is None else {}
-        outcome.history = [one for one in outcome.history if lost is None or one.round < lost]
-
-
-class RunByRun:
-    """A stack in the simulator, whose host moves the server of one run after the other."""
-
-    def __init__(
-        self,
-        settings: Sequence[Run],
-        federations: Sequence[Federation],
-        streams: Sequence[Randomness],
-        device: torch.device,
-    ) -> None:
-        self.settings, self.streams, self.device = settings, streams, device
-        self.engine = Simulator(settings, federations, Hardware(device), streams)
-        self.states = [State.initial(setting, device) for setting in settings]
-        self.diverged: list[int | None] = [None] * len(settings)
-        #: A round that was cut short comes again at once.
-        self.in_vain = False
-
-    def rounds(self) -> Iterator[int]:
-        """The rounds, each when it is done."""
-        drawings = [plain_draws(*one) for one in zip(self.settings, self.streams, strict=True)]
-        for done in stacked_rounds(self.settings, self.engine, drawings, self.states):
-            if not self._set_aside(done[0].number):
-                yield done[0].number
-
-    @property
-    def models(self) -> list[Tensor]:
-        """x^t of every run."""
-        return [state.params for state in self.states]
-
-    @property
-    def averages(self) -> list[Tensor] | None:
-        """The averaged iterates; None where the plan asks for none."""
-        return [state.average for state in self.states] if self.states[0].averaged else None
-
-    def _set_aside(self, round: int) -> bool:
-        """Note runs that are no longer finite, and restart them from x⁰ so that their rows cost no
-        surprises; or say that the round was cut short, and comes again."""
-        finite = torch.isfinite(torch.stack(self.models)).all(1).tolist()
-        if not all(finite) and self.engine.cut_short():
-            return True
-        for k in (k for k, fine in enumerate(finite) if not fine):
-            self.diverged[k] = self.diverged[k] or round
-            fresh = State.initial(self.settings[k], self.device)
-            self.states[k] = replace(fresh, round=round, averaged=self.states[k].averaged)
-            self.engine.begin_anew(k)
-        return False
+    means: list[Metrics] = [{}] * len(outcomes)
+    if bool(state.averaged.any()):
+        means = evaluate_all(evaluators, list(state.average), full)
+    final = zip(outcomes, diverged.tolist(), means, state.output, strict=True)
+    for outcome, lost, mean, model in final:
+        outcome.diverged, outcome.model = lost or None, model.cpu()
+        outcome.average = {} if lost else mean
+        outcome.history = [one for one in outcome.history if not lost or one.round < lost]
 
 
 def evaluators_of(

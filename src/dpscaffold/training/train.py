@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
-
-import torch
-from torch import Tensor
 
 from dpscaffold.algorithms import Algorithm
 from dpscaffold.algorithms.naming import own_failures
@@ -19,25 +17,27 @@ from dpscaffold.config import Configuration, Run, load, make_run
 from dpscaffold.config.gaussian import Gaussian, overruled
 from dpscaffold.config.plan import Plan
 from dpscaffold.config.secure import Secure
-from dpscaffold.data.loading import load_federation
-from dpscaffold.engines import Hardware, State
-from dpscaffold.engines.adapter import Adapter
-from dpscaffold.engines.machine import device_failed, stop_signals
+from dpscaffold.engine import Engine, Loop, State
+from dpscaffold.engine.device import device_failed, stop_signals
+from dpscaffold.engine.distributed import join, together
 from dpscaffold.errors import BadInput, DeviceLost, RankLost
 from dpscaffold.federation import Federation
+from dpscaffold.federation.share import UserShare, user_ranges
 from dpscaffold.models.model import Model
 from dpscaffold.models.personal import JOINING, Strength, own_models
+from dpscaffold.privacy.page import Statement
 from dpscaffold.privacy.seeds import public_seed
-from dpscaffold.runs.checkpoint import Checkpoint
+from dpscaffold.randomness.streams import Randomness
+from dpscaffold.runs.account import account_of
 from dpscaffold.runs.folder import RunFolder
 from dpscaffold.runs.history import MetricValues
 from dpscaffold.runs.ledger import WITHIN
 from dpscaffold.runs.written import plain
 from dpscaffold.tasks import Task
 from dpscaffold.tasks.fitting import require_task
-from dpscaffold.training.distributed import join, leads, own_hardware, sharing, together
-from dpscaffold.training.evaluator import OPTIMUM, Metrics
-from dpscaffold.training.opening import Asked, OwnMetric, begun
+from dpscaffold.training.distributed import check_same
+from dpscaffold.training.evaluator import OPTIMUM, Evaluator
+from dpscaffold.training.opening import Asked, Begun, OwnMetric, begun
 from dpscaffold.training.optimum import Optimum, solve
 from dpscaffold.training.progress import live_line
 from dpscaffold.training.result import Result, summarise
@@ -126,8 +126,8 @@ def train(
     >>> result.ended, result.rounds, sorted(result.final)[:2]
     ('completed', 4, ['control_norm', 'epsilon_server'])
     """
-    ranks = join(device, distributed)
-    with together(ranks):
+    comm = join(device, distributed)
+    with together(comm):
         given = {"federation": federation, "algorithm": algorithm, "plan": plan}
         limits = {"privacy": privacy, "secure": secure, "stopping": stopping, "out": out}
         given |= {name: value for name, value in limits.items() if value is not None}
@@ -144,7 +144,8 @@ def train(
         asked = Asked(
             _continued(made, out, resume),
             data,
-            own_hardware(device, ranks, chunk),
+            device=comm.on(device),
+            chunk=chunk,
             engine=engine,
             out=None if out is None else Path(out),
             resume=resume,
@@ -153,8 +154,8 @@ def train(
             stopping=stopping,
             data_key=None if data_key is None else Path(data_key),
             on_round=on_round,
-            progress=progress and leads(ranks),
-            ranks=ranks,
+            progress=progress and comm.rank == 0,
+            comm=comm,
         )
         return trained(asked)
 
@@ -198,16 +199,16 @@ def run(
     >>> result.rounds, result.folder
     (2, None)
     """
-    ranks = join(device, distributed)
-    with together(ranks):
+    comm = join(device, distributed)
+    with together(comm):
         settings = _settings(config, overrides)
-        data = federation or load_federation(settings.data, say)
+        data = federation or _records(settings, say)
         made = settings.setting(data)
         made = _continued(made, out, resume)
         asked = Asked(
             made,
             data,
-            own_hardware(device, ranks),
+            device=comm.on(device),
             engine=engine,
             out=None if out is None else Path(out),
             resume=resume,
@@ -217,15 +218,15 @@ def run(
             stopping=_stopping(settings),
             data_key=None if data_key is None else Path(data_key),
             on_round=on_round,
-            progress=progress and leads(ranks),
-            ranks=ranks,
+            progress=progress and comm.rank == 0,
+            comm=comm,
         )
         if say is not None:
             say(str(data))
             say(described(made))
         with own_failures(settings.algorithm.name):
             result = trained(asked)
-        if settings.personal is None or result.ended == "interrupted" or not leads(ranks):
+        if settings.personal is None or result.ended == "interrupted" or comm.rank > 0:
             return result
         if say is not None:
             say(f"fitting a local and a personal model for each of {data.users} users")
@@ -254,7 +255,7 @@ def run_seeds(
             f"privacy.secret=false",
         )
     first = public_seed(settings.plan.seed)
-    federation = load_federation(settings.data)
+    federation = _records(settings)
     places = [folder / f"seed-{seed}" for seed in range(first, first + count)]
     for k, place in enumerate(places):
         plan = settings.plan.changed(seed=first + k)
@@ -277,6 +278,13 @@ def _settings(
         raise BadInput("not-a-list", f"overrides is {overrides!r}; give a list: [{overrides!r}]")
     given = _overriding(overrides) if isinstance(overrides, Mapping) else list(overrides)
     return load(None, given, config) if isinstance(config, Mapping) else load(config, given)
+
+
+def _records(settings: Configuration, say: Say | None = None) -> Federation:
+    """The records of a configuration; what reads files is needed by nothing else here."""
+    from dpscaffold.data.loading import load_federation
+
+    return load_federation(settings.data, say)
 
 
 def _overriding(values: Mapping[str, Any]) -> list[str]:
@@ -345,52 +353,57 @@ def described(made: Run) -> str:
 
 
 def trained(asked: Asked) -> Result:
-    """Take all rounds that are left, and write what the run leaves behind."""
-    share = sharing(asked)
-    if not share.leads:
-        return share.serve()
+    """Take all rounds that are left, and write what the run leaves behind. Of several processes
+    every one does the same; the first alone has the ledger and the folder."""
+    run, comm = asked.run, asked.comm
+    check_same(comm, asked)
     with (
-        begun(asked) as start,
-        live_line(asked.label, asked.run.plan.rounds, asked.progress) as line,
+        _begun(asked) as start,
+        live_line(asked.label, run.plan.rounds, asked.progress) as line,
     ):
-        named, strength = asked.named, asked.run.plan.regularisation
-        best = solve(asked.federation, asked.run.task, strength) if OPTIMUM in named else None
-        hardware = _as_before(asked.hardware, start.saved)
-        randomness = asked.run.randomness(start.seed)
-        engine = share.engine(hardware, randomness)
+        best = None
+        if OPTIMUM in asked.named:
+            best = comm.first(partial(solve, asked.federation, run.task, run.plan.regularisation))
+        streams = run.randomness(comm.first(lambda: start.seed))
         training = Training(
-            run=asked.run,
-            engine=Adapter(asked.run, engine),
+            run=run,
+            engine=_engine(asked, streams),
             account=start.account,
-            randomness=randomness,
+            randomness=streams,
             folder=start.folder,
-            evaluate=_evaluation(asked, share.evaluator(best)),
+            evaluate=_evaluation(asked, best),
             stopping=asked.stopping,
             on_round=both(asked.on_round, line),
-            every=asked.run.plan.checkpoint_every,
-            device=hardware.device,
+            every=run.plan.checkpoint_every,
+            comm=comm,
+            device=asked.device,
         )
-        if start.saved is not None:
-            training.restore(start.saved, list(start.history))
+        saved, history = comm.first(lambda: (start.saved, list(start.history)))
+        if saved is not None:
+            training.restore(saved, history)
         with _ends_stored(training), stop_signals() as stop:
             ending = training.advance(stop)
-        result = _result(asked, training, ending, best)
-        share.end(result)
-        return result
+            return _result(asked, training, ending, best)
 
 
-def _as_before(hardware: Hardware, saved: Checkpoint | None) -> Hardware:
-    """The hardware with the work shared out as before: it decides the last bits of sums."""
-    if saved is not None:
-        hardware = replace(hardware, chunk=saved.chunk, threads=saved.threads)
-    if hardware.threads is not None and hardware.device.type == "cpu":
-        torch.set_num_threads(hardware.threads)
-    return hardware
+def _begun(asked: Asked) -> AbstractContextManager[Begun]:
+    """The run's folder and ledger, at the process that has them."""
+    if asked.comm.rank == 0:
+        return begun(asked)
+    return nullcontext(Begun(account_of(asked.run), asked.run.seed()))
 
 
-def _evaluation(asked: Asked, evaluator: Callable[[Tensor], Metrics]) -> Evaluate:
+def _engine(asked: Asked, streams: Randomness) -> Engine | Loop:
+    if asked.engine == "loop":
+        return Loop(asked.run, asked.federation, asked.device, streams)
+    runs, data = [asked.run], [asked.federation]
+    return Engine(runs, data, asked.device, asked.chunk, [streams], comm=asked.comm)
+
+
+def _evaluation(asked: Asked, best: Optimum | None) -> Evaluate:
     """Metrics of the output, of the last iterate too where the output is an average, your own, and
     the one that stops the run early."""
+    evaluator = _evaluator(asked, None if best is None else best.loss)
     own = {metric.__name__: metric for metric in asked.metrics if not isinstance(metric, str)}
 
     def evaluate(state: State) -> MetricValues:
@@ -405,6 +418,16 @@ def _evaluation(asked: Asked, evaluator: Callable[[Tensor], Metrics]) -> Evaluat
         return found
 
     return evaluate
+
+
+def _evaluator(asked: Asked, optimum: float | None) -> Evaluator:
+    """What measures a model: on several processes each evaluates its own users."""
+    run, comm, data = asked.run, asked.comm, asked.federation
+    given = (run.task, run.plan.regularisation, asked.device, optimum, asked.measures)
+    if comm.count == 1:
+        return Evaluator(data, *given)
+    share = UserShare.of(data, user_ranges(run.users, comm.count)[comm.rank])
+    return Evaluator(share.federation, *given, comm, share.all_users)
 
 
 @contextmanager
@@ -437,10 +460,8 @@ def _continues(training: Training) -> str:
 
 def _result(asked: Asked, training: Training, ending: Ending, best: Optimum | None) -> Result:
     """The result, and with a folder what a finished (or halted) run leaves there."""
-    state, account, folder = training.state, training.account, training.folder
-    if asked.stopping is not None:
-        account.count_rest(training.randomness)
-    statement = account.statement()
+    state, folder = training.state, training.folder
+    statement = asked.comm.first(partial(_stated, asked, training))
     common, own = state.output.cpu(), None
     if "personal" in asked.run.algorithm.remembers:
         own = own_models(training.engine.memory()["memories"], asked.run.users, common)
@@ -464,6 +485,13 @@ def _result(asked: Asked, training: Training, ending: Ending, best: Optimum | No
         model = _save_model(folder, result.model) if stored else None
         folder.write_summary(summarise(result, model))
     return result
+
+
+def _stated(asked: Asked, training: Training) -> Statement:
+    """What the run guarantees; one that was stopped by its outputs counts all rounds."""
+    if asked.stopping is not None:
+        training.account.count_rest(training.randomness)
+    return training.account.statement()
 
 
 def _save_model(folder: RunFolder, model: Model) -> str:

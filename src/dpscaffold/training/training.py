@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 
+from dpscaffold.algorithms import Algorithm, Server
 from dpscaffold.config import Run
-from dpscaffold.engines import Alone, Comm, Draw, Engine, Round, State
-from dpscaffold.engines.memories import slot_metrics
+from dpscaffold.engine import Round, State
+from dpscaffold.engine.distributed import ALONE, Comm
+from dpscaffold.engine.state import Engine
 from dpscaffold.errors import Diverged
 from dpscaffold.privacy.seeds import Seed
 from dpscaffold.randomness.streams import Randomness
@@ -89,7 +91,7 @@ class Training:
     stopping: Stopping | None = None
     on_round: OnRound = ignore
     every: int = 1
-    comm: Comm = field(default_factory=Alone)
+    comm: Comm = ALONE
     device: torch.device = CPU
 
     def __post_init__(self) -> None:
@@ -113,7 +115,7 @@ class Training:
             self.account.count_rest(self.randomness)  # its outputs decide when it ends
         while self.state.round < self.run.plan.rounds:
             number = self.state.round + 1
-            draw: Draw | None = self.comm.first(self.account.draw(self.randomness, number))
+            draw = self.comm.first(partial(self.account.draw, self.randomness, number))
             if draw is None:
                 return self._out_of_budget()
             done = self.engine.round(self.state, [draw], partial(self.account.count_again, number))
@@ -154,7 +156,8 @@ class Training:
         an output decides when the run ends."""
         counted = done.state.round if self.stopping is None else self.run.plan.rounds
         of_round = {name: float(value) for name, value in done.metrics.items()}
-        return HistoryRow(done.state.round, {**of_round, **self.account.live(counted)})
+        spent = self.comm.first(partial(self.account.live, counted))
+        return HistoryRow(done.state.round, {**of_round, **spent})
 
     def _is_due(self, every: int) -> bool:
         return self.state.round % every == 0 or self.state.round == self.run.plan.rounds
@@ -176,7 +179,7 @@ class Training:
             return None
         if self._stops_early(row):
             return Ending("completed", f"stopped early after round {row.round} of {last}")
-        caught = self.comm.first(tuple(stop))
+        caught = self.comm.first(partial(tuple, stop))
         if caught:
             return Ending("interrupted", f"stopped by {caught[0]} after round {row.round}")
         return None
@@ -192,15 +195,19 @@ class Training:
         """Evaluate and store the model that the budget leaves."""
         round = self.state.round
         if round and (not self.history or self.history[-1].round < round):
-            self._evaluated(HistoryRow(round, self.account.live(round)))
+            spent = self.comm.first(partial(self.account.live, round))
+            self._evaluated(HistoryRow(round, spent))
             self._save()
-        return Ending("budget", self.comm.first(self.account.refusal))
+        return Ending("budget", self.comm.first(lambda: self.account.refusal))
 
     def _save(self) -> None:
-        """Write a checkpoint, where the run has a folder; then its uploads may be forgotten."""
-        if self.folder is None:
+        """Write a checkpoint, where the run has a folder; then its uploads may be forgotten. All
+        processes have a part in what it holds."""
+        if not self.comm.first(lambda: self.folder is not None):
             return
-        self.folder.save_checkpoint(self.checkpoint())
+        saved = self.checkpoint()
+        if self.folder is not None:
+            self.folder.save_checkpoint(saved)
         self.stored = self.state.round
         self.engine.acknowledge(self.stored)
 
@@ -208,6 +215,19 @@ class Training:
         """What the run needs to go on from here."""
         held = self.engine.memory()
         return Checkpoint(self.state.to(CPU), self.account.anchor, self.seconds, **held)
+
+
+def slot_metrics(
+    algorithm: Algorithm, server: Server, norms: Mapping[str, float]
+) -> dict[str, float | None]:
+    """What a row of metrics shows of the server's and the users' slots, in every kind of run:
+    ``control_norm`` always (None where there are no controls), the norm of each slot of the server,
+    and the largest norm over users, from ``norms``, of each slot that is not private."""
+    kept = {f"{name}_norm": float(slot.norm()) for name, slot in server.slots.items()}
+    largest = {
+        f"largest_user_{name}": norm for name, norm in norms.items() if name in algorithm.shared
+    }
+    return {"control_norm": None, **kept, **largest}
 
 
 def pick_up(

@@ -70,7 +70,8 @@ def upload_lengths(phase: Algorithm, parameters: int) -> Lengths:
 
 def _announced(phase: Algorithm, parameters: int) -> Slots:
     memories = {name: value[None] for name, value in _zeros(phase.shared, parameters).items()}
-    alone = Cohort((0,), torch.ones(1), Known(1, 1.0, 0.0), memories, torch.zeros(1).bool())
+    one = torch.zeros(1)
+    alone = Cohort(one, one + 1, Known(1, 1.0, 0.0), memories, one.bool())
     server = Server(torch.zeros(parameters), _zeros(phase.keeps, parameters))
     return phase.announce(server, alone)
 

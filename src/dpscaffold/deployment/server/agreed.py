@@ -12,7 +12,7 @@ from torch import Tensor
 from dpscaffold.config import Gaussian, Run, make_run
 from dpscaffold.deployment.protocol.agreement import Offer, SchemaSettings
 from dpscaffold.deployment.protocol.enrolment import EnrolledRun
-from dpscaffold.engines import State
+from dpscaffold.engine import State
 from dpscaffold.federation.roster import Roster
 from dpscaffold.federation.schema import Schema
 from dpscaffold.models.model import Model

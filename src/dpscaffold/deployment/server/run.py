@@ -39,8 +39,9 @@ from dpscaffold.deployment.server.continuing import (
 from dpscaffold.deployment.server.prepare import with_fitted
 from dpscaffold.deployment.server.secure import SecureSites
 from dpscaffold.deployment.server.sites import Patience, Sites, Stalled
-from dpscaffold.engines import Count, Draw, Round, State
-from dpscaffold.engines.adapter import Adapter
+from dpscaffold.engine import Count, Draw, Round, State
+from dpscaffold.engine.server import server_round
+from dpscaffold.engine.state import count_nothing
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.page import Statement
 from dpscaffold.privacy.seeds import Seed
@@ -78,7 +79,7 @@ class Deployment:
     """One deployed run: what is offered, to whom, and where it is kept.
 
     ``config`` is what ``config.toml`` will say; ``stop`` fills with the names of signals that told
-    this process to stop (:func:`~dpscaffold.engines.machine.stop_signals`); ``records`` are the
+    this process to stop (:func:`~dpscaffold.engine.device.stop_signals`); ``records`` are the
     sizes that the noise was solved for, which the sites must then have.
     """
 
@@ -277,7 +278,6 @@ class DeployedRun:
     def __init__(self, deployment: Deployment, setting: Run, sites: Sites) -> None:
         self.deployment, self.setting, self.sites = deployment, setting, sites
         self.post, self.out = deployment.post, deployment.folder
-        self.rounds = Adapter(setting, sites)
         self.training = Training(
             run=setting,
             engine=self,
@@ -321,13 +321,15 @@ class DeployedRun:
 
     # --- the engine
 
-    def round(self, state: State, draws: Sequence[Draw], count: Count) -> Round:
+    def round(self, state: State, draws: Sequence[Draw], count: Count = count_nothing) -> Round:
         """One round at the sites, with how many answered and how long that took; what they released
         in addition is counted."""
-        done = self.rounds.round(state, draws, count)
+        sites = self.sites
+        done = server_round(self.setting, state, draws[0], sites.memories, sites.gather)
         self._count_fresh(draws[0], count)
-        measured = {"arrived": len(done.arrived), "round_seconds": self.sites.last.seconds}
-        return replace(done, metrics={**measured, **done.metrics})
+        measured = {"arrived": len(done.arrived), "round_seconds": sites.last.seconds}
+        (found,) = done.uploads
+        return replace(done, found=[replace(found, metrics={**measured, **found.metrics})])
 
     def acknowledge(self, round: int) -> None:
         """The round is on the disk: acknowledge its uploads."""
@@ -347,7 +349,7 @@ class DeployedRun:
 
     def norms(self) -> dict[str, float]:
         """The largest norm of each slot of the sites that is known."""
-        return self.sites.memories.largest()
+        return self.sites.memories.norms()
 
     def _count_fresh(self, draw: Draw, count: Count) -> None:
         """The larger of this ledger's count and the site's own: an interrupted participation, and a

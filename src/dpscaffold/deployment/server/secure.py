@@ -35,8 +35,8 @@ from dpscaffold.deployment.server.sites import (
     in_words,
     is_upload,
 )
-from dpscaffold.engines.aggregate import upload_of_mean
-from dpscaffold.engines.state import Draw, RoundUploads
+from dpscaffold.engine.aggregate import upload_of_mean
+from dpscaffold.engine.state import Draw, RoundUploads
 from dpscaffold.runs.folder import RunFolder
 
 #: The attempt in progress, in the run folder.

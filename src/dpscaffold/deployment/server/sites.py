@@ -28,9 +28,9 @@ from dpscaffold.deployment.protocol.messages import (
 )
 from dpscaffold.deployment.protocol.shapes import upload_lengths
 from dpscaffold.deployment.server.bounds import upload_bounds
-from dpscaffold.engines.aggregate import aggregate
-from dpscaffold.engines.memories import Memories
-from dpscaffold.engines.state import Draw, RoundUploads
+from dpscaffold.engine import Memory
+from dpscaffold.engine.aggregate import aggregate
+from dpscaffold.engine.state import Draw, RoundUploads
 from dpscaffold.runs.journal import Anchor
 
 
@@ -83,9 +83,7 @@ class Sites:
     ) -> None:
         self.setting, self.enrolled, self.post = setting, enrolled, post
         self.patience, self._sleep = patience or Patience(), sleep
-        self.memories = Memories(
-            setting.algorithm.shared, setting.task.parameters, torch.device("cpu")
-        )
+        self.memories = Memory(setting.algorithm.shared, setting.task.parameters, setting.users)
         self.acknowledged: dict[str, str] = {}
         self.last = RoundTally()
         self._applied: dict[str, str] = {}
@@ -105,7 +103,7 @@ class Sites:
         began = time.perf_counter()
         self._wanted = upload_lengths(phase, self.setting.task.parameters)
         self._round = (phase, broadcast)
-        self._slots = {user: self.memories.look(user) for user in draw.active.tolist()}
+        self._slots = {user: self.memories.recall([user]) for user in draw.active.tolist()}
         if self._farthest is not None:
             self._farthest = max(self._farthest, float(broadcast.params.norm()))
         names = {self.enrolled.names[user]: user for user in draw.active.tolist()}

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dpscaffold.algorithms import Algorithm, Broadcast
+from dpscaffold.algorithms import Algorithm, Broadcast, Participant
 from dpscaffold.config import Run
 from dpscaffold.config.budgets import heterogeneity_of, noise_weight
 from dpscaffold.config.gaussian import NoisedStep
@@ -25,14 +25,15 @@ from dpscaffold.deployment.protocol.sums import Members
 from dpscaffold.deployment.server.agreed import setting_of, trial_of
 from dpscaffold.deployment.site.file import Policy, SiteFile, SumTerms, Terms
 from dpscaffold.deployment.site.reading import SiteRecords, read_records
-from dpscaffold.engines.participation.drawing import Row
-from dpscaffold.engines.participation.participate import participate, secure_upload
-from dpscaffold.engines.participation.records import LocalRecords
+from dpscaffold.engine.aggregate import Summed
+from dpscaffold.engine.host import Source, drawn_on_host
+from dpscaffold.engine.query import Numbers, query_of, query_of_step
+from dpscaffold.engine.records import Records
+from dpscaffold.engine.steps import Drawn, local_steps
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy import adversaries, noise_seen
-from dpscaffold.randomness.streams import OneRound, Randomness
+from dpscaffold.randomness.streams import Randomness
 from dpscaffold.tasks import Task
-from dpscaffold.tasks.clipping import all_tame, prepared
 
 
 @dataclass(frozen=True)
@@ -100,12 +101,13 @@ class OfferedWork:
     ) -> np.ndarray:
         """One participation in a secure sum of ``count`` members."""
         setting = self._sum_setting(members)
-        user = members.names.index(name)
-        row = self._row(round, user, setting.privacy_of(user, count))
+        user, query = members.names.index(name), query_of(setting)
+        mechanism = setting.privacy_of(user, count)
+        numbers, drawn = self._numbers(round, user, mechanism), self._drawn(round, user, mechanism)
         broadcast = Broadcast(round, self._stack(received["params"]), {})
-        upload, _ = secure_upload(
-            self.task, [replace(row, sums=setting.sums)], self._records, broadcast
-        )
+        at = Participant(broadcast, {}, query.known(numbers))
+        asked = (self.task, self.algorithm, query, at, numbers, drawn, {0: [user]})
+        upload, _ = Summed([setting]).participate(*asked)
         assert setting.sums is not None
         return setting.sums.grid.words(upload.params[0])
 
@@ -154,12 +156,11 @@ class OfferedWork:
         return self.algorithm.phase(round, warm) if warm else self.algorithm
 
     @cached_property
-    def _records(self) -> LocalRecords:
-        features, squares = prepared(self.task, self.held.features, self.device)
+    def _records(self) -> Records:
         used = self.held.used
         weight = None if bool(used.all()) else used.to(self.device, torch.float32)
-        labels = self.held.labels.to(self.device)
-        return LocalRecords(features, squares, labels, [0], all_tame(squares), weight)
+        made = Records.of(self.task, self.held.features, self.held.labels, self.device)
+        return replace(made, weight=weight)
 
     def participate(
         self, round: int, user: int, received: Vectors, slots: Vectors
@@ -167,9 +168,11 @@ class OfferedWork:
         """K local steps; in a secret run every call takes new keys from the operating system."""
         shared = {k.removeprefix("shared."): v for k, v in received.items() if k != "params"}
         broadcast = Broadcast(round, self._stack(received["params"]), self._stacks(shared))
-        memory, records, phase = self._stacks(slots), self._records, self._phase(round)
-        row = self._row(round, user, self.mechanism)
-        upload, kept = participate(self.task, phase, [row], records, broadcast, memory)
+        phase, query = self._phase(round), query_of_step(self.mechanism)
+        numbers = self._numbers(round, user, self.mechanism)
+        at = Participant(broadcast, self._stacks(slots), query.known(numbers))
+        drawn = self._drawn(round, user, self.mechanism)
+        upload, kept = phase.finish(local_steps(self.task, phase, query, at, numbers, drawn), at)
         phase.check_upload(upload)
         uploaded = {"params": _row(upload.params)}
         for name, value in upload.totals.items():
@@ -186,25 +189,31 @@ class OfferedWork:
         """The streams of this site's batches and noise, without and with secret noise."""
         return {secret: Randomness(self.plan.public_seed, secret) for secret in (False, True)}
 
-    def _row(self, round: int, user: int, mechanism: NoisedStep | None) -> Row:
+    def _drawn(self, round: int, user: int, mechanism: NoisedStep | None) -> Drawn:
+        """The batches of one participation, and its noise."""
+        noisy = mechanism is not None and mechanism.noise > 0
         streams = self._streams[mechanism is not None and mechanism.secret]
-        weight, size = self._weight(user, mechanism), len(self.held)
-        return Row(
-            user,
-            size,
-            self.batch,
-            self.plan,
-            mechanism,
-            OneRound(streams) if streams.secret else streams,
-            self.plan.step_size_in(round),
-            declared=self.records if self.declared else None,
-            noise_weight=weight,
-        )
+        declared = self.records if self.declared else None
+        source = Source(streams, user, len(self.held), self.batch, declared)
+        sampling = mechanism.sampling if mechanism is not None else "fixed"
+        size = self.task.parameters if noisy else None
+        law = (self.plan.local_steps, sampling, size, self.device)
+        starts = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
+        return self._records.batches(starts, drawn_on_host(round, [source], *law))
 
-    def _weight(self, user: int, mechanism: NoisedStep | None) -> float | None:
-        """The site's weight in means where it is by noise; a secure sum has its own."""
+    def _numbers(self, round: int, user: int, mechanism: NoisedStep | None) -> Numbers:
+        """The public numbers of one participation."""
+        weight = self._weight(user, mechanism)
+        given = (user, self.batch, weight, mechanism, self.device)
+        return Numbers.of_one(self.plan, round, *given)
+
+    def _weight(self, user: int, mechanism: NoisedStep | None) -> float:
+        """The site's weight in means; a declared size where there is one, not the true one: the
+        weight may go up with the upload. A secure sum has its own."""
+        if self.plan.weighting == "records":
+            return float(self.records if self.declared else len(self.held))
         if self.plan.weighting != "noise" or self.secure:
-            return None
+            return 1.0
         if mechanism is None or mechanism.noise == 0:
             return 1.0
         heterogeneity = heterogeneity_of(mechanism.clip)

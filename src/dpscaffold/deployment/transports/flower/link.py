@@ -35,7 +35,7 @@ from dpscaffold.deployment.transports.flower.gate import (
     OperatorOnly,
 )
 from dpscaffold.deployment.transports.flower.revoking import LiveRoster
-from dpscaffold.engines.machine import reuse_memory, trim_memory
+from dpscaffold.engine.device import reuse_memory, trim_memory
 from dpscaffold.errors import BadInput
 
 #: Seconds within which a client must have agreed on TLS.

@@ -53,7 +53,7 @@ from dpscaffold.deployment.transports.flower.node import (
     clock_of,
     serve,
 )
-from dpscaffold.engines.machine import pick_device, reuse_memory, trim_memory
+from dpscaffold.engine.device import pick_device, reuse_memory, trim_memory
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.numbers import round_up
 

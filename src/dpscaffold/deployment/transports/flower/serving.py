@@ -24,7 +24,7 @@ from dpscaffold.deployment.server.run import Deployment, DeploymentResult
 from dpscaffold.deployment.transports.flower import check_proxy
 from dpscaffold.deployment.transports.flower.revoking import LiveRoster
 from dpscaffold.deployment.transports.flower.run import FlowerExchange, SuperLinkAddress
-from dpscaffold.engines.machine import reuse_memory, stop_signals
+from dpscaffold.engine.device import reuse_memory, stop_signals
 from dpscaffold.errors import BadInput
 from dpscaffold.runs.folder import RunFolder
 from dpscaffold.runs.history import HistoryRow
