@@ -16,12 +16,11 @@ import time
 from collections.abc import Callable
 
 import torch
+from going import rounds_of
 from module import network
 
 from dpscaffold import Gaussian, Mlp, ModuleTask, Plan, scaffold, synthetic
 from dpscaffold.config import make_run
-from dpscaffold.engine import Simulator, State
-from dpscaffold.engines.rounds import plain_draws, stacked_rounds
 from dpscaffold.tasks import Task
 from dpscaffold.training.evaluator import Evaluator, Measures
 
@@ -43,17 +42,11 @@ def measure(task: Task, features: int, asked: argparse.Namespace) -> None:
         name: Evaluator(federation, task, 0.0, device, measures=Measures((), compared))
         for name, compared in (("with", True), ("without", False))
     }
-    engine = Simulator([setting], [federation])
-    drawing = plain_draws(setting, engine.randomness[0])
-
-    def one_round() -> object:
-        start = State.initial(setting, device)
-        return [*stacked_rounds([setting], engine, [drawing], [start])]
-
+    left = rounds_of([setting], federation)
     work: dict[str, Callable[[], object]] = {
         "an evaluation with dissimilarity": lambda: evaluators["with"](params),
         "an evaluation without": lambda: evaluators["without"](params),
-        "a round": one_round,
+        "a round": lambda: next(left),
     }
     best = dict.fromkeys(work, float("inf"))
     for _ in range(asked.repeats):

@@ -17,17 +17,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from going import rounds_of
 from torch import nn
 
 from dpscaffold import Gaussian, Logistic, Mlp, ModuleTask, Plan, fedavg, scaffold, synthetic, train
 from dpscaffold.config import make_run
-from dpscaffold.engine import Hardware, Simulator, State
-from dpscaffold.engines.fast import kernels
-from dpscaffold.engines.rounds import plain_draws, stacked_rounds
+from dpscaffold.engine import Round, draws, gpu
+from dpscaffold.engine.work import Work
 from dpscaffold.federation import Federation
 from dpscaffold.randomness.streams import Sampling
 from dpscaffold.tasks import Task
@@ -84,9 +85,8 @@ def stack(
     plan: Plan,
     runs: int,
     device: torch.device,
-    recorded: bool,
     sampling: Sampling = "fixed",
-) -> tuple[Iterator[object], Simulator]:
+) -> Iterator[Round]:
     """Runs of different seeds side by side."""
     settings = [
         make_run(
@@ -98,12 +98,29 @@ def stack(
         )
         for seed in range(runs)
     ]
-    engine = Simulator(settings, [data] * runs, Hardware(device))
-    if not recorded:
-        engine.worker.graphs = None
-    drawings = [plain_draws(s, r) for s, r in zip(settings, engine.randomness, strict=True)]
-    states = [State.initial(s, device) for s in settings]
-    return stacked_rounds(settings, engine, drawings, states), engine
+    return rounds_of(settings, data, device)
+
+
+@contextmanager
+def changed(*places: tuple[object, str, object]) -> Iterator[None]:
+    """Attributes are these values in this block."""
+    before = [getattr(owner, name) for owner, name, _ in places]
+    for owner, name, value in places:
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for (owner, name, _), value in zip(places, before, strict=True):
+            setattr(owner, name, value)
+
+
+def nothing(*given: object) -> None:
+    """No program can be had."""
+
+
+#: Rounds kernel by kernel, and rounds without programs of our own.
+UNRECORDED = ((Work, "key", None),)
+UNFUSED = ((gpu, "tried", nothing), (draws, "tried", nothing))
 
 
 def timed(left: Iterator[object], device: torch.device, repeats: int) -> tuple[float, float]:
@@ -133,15 +150,12 @@ def measure(
     sampling: Sampling = "fixed",
 ) -> None:
     """One row: the round recorded, and kernel by kernel."""
-    left, engine = stack(data, task, plan, runs, device, True, sampling)
-    median, best = timed(left, device, repeats)
-    held = engine.worker.graphs
-    recorded = held is not None and all(held._held.values()) and len(held._held) > 0
-    left, _ = stack(data, task, plan, runs, device, False, sampling)
-    plain, _ = timed(left, device, max(3, repeats // 3))
-    with kernels.switched_off():
-        left, _ = stack(data, task, plan, runs, device, True, sampling)
-        unfused, _ = timed(left, device, max(3, repeats // 3))
+    given = (data, task, plan, runs, device, sampling)
+    median, best = timed(stack(*given), device, repeats)
+    with changed(*UNRECORDED):
+        plain, _ = timed(stack(*given), device, max(3, repeats // 3))
+    with changed(*UNFUSED):
+        unfused, _ = timed(stack(*given), device, max(3, repeats // 3))
     row = {
         "round": name,
         "ms": round(median, 2),
@@ -149,7 +163,6 @@ def measure(
         "unrecorded_ms": round(plain, 2),
         "without_programs_ms": round(unfused, 2),
         "goal_ms": GOALS.get(name),
-        "recorded": recorded,
     }
     report.rows.append(row)
     report.say(json.dumps(row))
@@ -171,15 +184,17 @@ def same_numbers(report: Report, data: Federation, plan: Plan, device: torch.dev
     """Recorded and plain rounds end at the same parameters, and those without our own programs at
     nearly the same."""
 
-    def end(recorded: bool) -> torch.Tensor:
-        left, _ = stack(data, Logistic(40, 10), plan, 1, device, recorded)
+    def end() -> torch.Tensor:
+        left = stack(data, Logistic(40, 10), plan, 1, device)
         for _ in range(5):
             done = next(left)
-        return done[0].state.params
+        return done.state.params
 
-    recorded, plain = end(True), end(False)
-    with kernels.switched_off():
-        unfused = end(True)
+    recorded = end()
+    with changed(*UNRECORDED):
+        plain = end()
+    with changed(*UNFUSED):
+        unfused = end()
     apart = float((recorded - plain).abs().max())
     report.note(f"largest difference of recorded and plain rounds after 5 rounds: {apart:.1e}")
     apart = float((recorded - unfused).norm() / unfused.norm())
@@ -190,7 +205,7 @@ def launches(report: Report, data: Federation, plan: Plan, device: torch.device)
     """What a recorded round spends its time on."""
     from torch.profiler import ProfilerActivity, profile
 
-    left, _ = stack(data, Logistic(40, 10), plan, 1, device, recorded=True)
+    left = stack(data, Logistic(40, 10), plan, 1, device)
     for _ in range(4):
         next(left)
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
@@ -254,15 +269,14 @@ def write(report: Report, out: Path, device: torch.device, command: str) -> None
         "",
         f"Command: `{command}`.",
         "",
-        "| round | median ms | best ms | without own programs, ms | kernel by kernel, ms | goal ms "
-        "| recorded |",
-        "|---|---|---|---|---|---|---|",
+        "| round | median ms | best ms | without programs, ms | kernel by kernel, ms | goal ms |",
+        "|---|---|---|---|---|---|",
     ]
     for row in report.rows:
         goal = row["goal_ms"] if row["goal_ms"] is not None else "–"
         lines.append(
             f"| {row['round']} | {row['ms']} | {row['best_ms']} | {row['without_programs_ms']} "
-            f"| {row['unrecorded_ms']} | {goal} | {'yes' if row['recorded'] else 'no'} |"
+            f"| {row['unrecorded_ms']} | {goal} |"
         )
     lines += ["", "![rounds](gpu.png)", "", *(f"- {note.strip()}" for note in report.notes), ""]
     (out / "gpu.md").write_text("\n".join(lines), encoding="utf-8")

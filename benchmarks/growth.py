@@ -23,12 +23,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from going import rounds_of
 
 from dpscaffold import Gaussian, Logistic, Plan
 from dpscaffold.algorithms import ALGORITHMS
 from dpscaffold.config import make_run
-from dpscaffold.engine import Simulator, State
-from dpscaffold.engines.rounds import plain_draws, rounds
 from dpscaffold.federation import Federation, Records
 
 CPU = torch.device("cpu")
@@ -85,9 +84,7 @@ def least(algorithm: str, data: Federation, plan: Plan, features: int, repeats: 
         plan,
         Gaussian(clip=1.0, noise=5.0),
     )
-    engine = Simulator([setting], [data])
-    drawing = plain_draws(setting, setting.randomness())
-    left = rounds(setting, engine, drawing, State.initial(setting, CPU))
+    left = rounds_of([setting], data)
     next(left)
     times = []
     for _ in range(repeats):

@@ -15,12 +15,11 @@ from collections.abc import Callable
 from itertools import pairwise
 
 import torch
+from going import rounds_of
 from torch.profiler import ProfilerActivity, profile
 
 from dpscaffold import Gaussian, Logistic, Mlp, Plan, scaffold, synthetic
 from dpscaffold.config import make_run
-from dpscaffold.engine import Simulator, State
-from dpscaffold.engines.rounds import plain_draws, rounds
 from dpscaffold.tasks import Task
 
 USERS, STEPS, BATCH, INPUTS = 4, 5, 400, 784
@@ -33,8 +32,7 @@ def ours(task: Task, classes: int) -> Callable[[], object]:
     )
     plan = Plan(rounds=10**6, local_steps=STEPS, user_ratio=0.5, data_ratio=0.4)
     run = make_run(data.roster, task, scaffold(), plan, Gaussian(clip=1.0, noise=30.0))
-    drawing, start = plain_draws(run, run.randomness()), State.initial(run, torch.device("cpu"))
-    left = rounds(run, Simulator([run], [data]), drawing, start)
+    left = rounds_of([run], data)
     return lambda: next(left)
 
 

@@ -12,14 +12,13 @@ import argparse
 import json
 from collections.abc import Callable
 
-from round import CLASSES, CPU, FEATURES, RECORDS, STEPS, USERS, best_times
+from going import rounds_of
+from round import CLASSES, FEATURES, RECORDS, STEPS, USERS, best_times
 
 from dpscaffold import Gaussian, Logistic, Plan, fedavg, synthetic
 from dpscaffold.algorithms import Algorithm
 from dpscaffold.algorithms.mean_regularised import mean_regularised
 from dpscaffold.config import make_run
-from dpscaffold.engine import Simulator, State
-from dpscaffold.engines.rounds import plain_draws, rounds
 from dpscaffold.federation import Federation
 
 
@@ -28,8 +27,7 @@ def side(data: Federation, algorithm: Algorithm) -> Callable[[], object]:
     plan = Plan(rounds=10**6, local_steps=STEPS, user_ratio=0.2, data_ratio=0.2)
     task = Logistic(FEATURES, CLASSES)
     setting = make_run(data.roster, task, algorithm, plan, Gaussian(clip=1.5, noise=60.0))
-    drawing, start = plain_draws(setting, setting.randomness()), State.initial(setting, CPU)
-    left = rounds(setting, Simulator([setting], [data]), drawing, start)
+    left = rounds_of([setting], data)
     return lambda: next(left)
 
 

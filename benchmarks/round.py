@@ -19,18 +19,16 @@ import warnings
 from collections.abc import Callable
 
 import torch
+from going import rounds_of
 
 from dpscaffold import Gaussian, Logistic, Plan, scaffold, synthetic
 from dpscaffold.config import make_run
-from dpscaffold.engine import Simulator, State
-from dpscaffold.engines.rounds import plain_draws, rounds
 
-CPU = torch.device("cpu")
 USERS, RECORDS, STEPS, FEATURES, CLASSES = 100, 5000, 50, 40, 10
 
 
 def ours() -> Callable[[], object]:
-    """A round of the simulator."""
+    """A round of the engine."""
     data = synthetic(alpha=5, beta=5, users=USERS, records=RECORDS)
     setting = make_run(
         data.roster,
@@ -39,8 +37,7 @@ def ours() -> Callable[[], object]:
         Plan(rounds=10**6, local_steps=STEPS, user_ratio=0.2, data_ratio=0.2, learning_rate=0.5),
         Gaussian(clip=1.5, noise=60.0),
     )
-    drawing, start = plain_draws(setting, setting.randomness()), State.initial(setting, CPU)
-    left = rounds(setting, Simulator([setting], [data]), drawing, start)
+    left = rounds_of([setting], data)
     return lambda: next(left)
 
 

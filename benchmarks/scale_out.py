@@ -117,14 +117,13 @@ class Memory:
 
 
 class Clock:
-    """The time in which this process waits for parameters and sums."""
+    """The time in which this process waits for sums."""
 
     def __init__(self) -> None:
-        from dpscaffold.engines.ranks import Ranks
+        from dpscaffold.engine.distributed import Ranks
 
         self.seconds = 0.0
-        for owner, name in ((Ranks, "broadcast"), (Ranks, "reduced")):
-            setattr(owner, name, self._timed(getattr(owner, name)))
+        Ranks.sum = self._timed(Ranks.sum)
 
     def _timed(self, real: Any) -> Any:
         import torch.distributed as dist

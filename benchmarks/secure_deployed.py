@@ -259,8 +259,7 @@ def sums_exact(out: Path, data: dict[str, tuple[np.ndarray, np.ndarray]], tables
     from dpscaffold.config import Secure, make_run
     from dpscaffold.config.gaussian import Gaussian
     from dpscaffold.config.plan import Plan
-    from dpscaffold.engine import Draw, Hardware, Simulator, State
-    from dpscaffold.engines.rounds import rounds
+    from dpscaffold.engine import Draw, Engine, State
     from dpscaffold.federation import Federation
     from dpscaffold.runs.folder import RunFolder
     from dpscaffold.tasks import Logistic
@@ -275,8 +274,8 @@ def sums_exact(out: Path, data: dict[str, tuple[np.ndarray, np.ndarray]], tables
         Gaussian(**tables["privacy"]),
         secure=Secure(**tables["secure"]),
     )
-    engine = Simulator([setting], [federation], Hardware(chunk=1))
-    state, drawn = State.initial(setting, torch.device("cpu")), np.arange(setting.users)
+    engine = Engine([setting], [federation], chunk=1)
+    state, drawn = State.initial(setting), np.arange(setting.users)
     opened: dict[int, list[dict[str, Any]]] = {}
     for line in (out.parent / SUMS).read_text().splitlines():
         one = json.loads(line)
@@ -286,8 +285,8 @@ def sums_exact(out: Path, data: dict[str, tuple[np.ndarray, np.ndarray]], tables
         before = reached[number - 1]
         for one in opened[number]:  # the last one is in the checkpoint
             chosen = Draw(drawn, np.array(one["users"]))
-            done = next(rounds(setting, engine, lambda _, draw=chosen: draw, before))
-            wrong += digest(done.gathered.mean.params) != one["digest"]
+            done = engine.round(before, [chosen])
+            wrong += digest(done.uploads[0].mean.params) != one["digest"]
             reached[number] = done.state
     saved = RunFolder(out).load_checkpoint()
     round = -1 if saved is None else saved.state.round

@@ -9,11 +9,10 @@ import statistics
 import time
 
 import torch
+from going import rounds_of
 
 from dpscaffold import Gaussian, Logistic, Mlp, Plan, fedavg, synthetic
 from dpscaffold.config import Secure, make_run
-from dpscaffold.engine import Simulator, State
-from dpscaffold.engines.rounds import plain_draws, rounds
 
 CASES = {"logistic, 100 users": (100, Logistic(40, 10)), "network, 30 users": (30, Mlp(40, 10))}
 
@@ -28,9 +27,7 @@ def main() -> None:
         for secure in times:
             privacy = Gaussian(1.0, 2.0, "poisson")
             run = make_run(data.roster, task, fedavg(), plan, privacy, secure=secure)
-            start = State.initial(run, torch.device("cpu"))
-            drawing = plain_draws(run, run.randomness())
-            going[secure] = rounds(run, Simulator([run], [data]), drawing, start)
+            going[secure] = rounds_of([run], data)
             next(going[secure])
         for _ in range(10):
             for secure, one in going.items():

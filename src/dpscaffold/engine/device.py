@@ -34,7 +34,7 @@ def pick_device(name: str) -> torch.device:
     """``cpu``, ``cuda``, ``cuda:1`` or ``auto`` as a device that is really there."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    kind, _, number = name.partition(":")
+    kind, _, number = str(name).partition(":")
     if kind not in ("cpu", "cuda") or not (number or "0").isdecimal():
         raise BadInput("unknown-device", f"device is {name!r}; choose cpu, cuda, cuda:N or auto")
     device = torch.device(name)
