@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,34 +26,6 @@ from dpscaffold.tasks import Task
 
 #: Sums over the participants of every run, by the name of what is added.
 Sums = dict[str, Tensor]
-
-
-class Law(Protocol):
-    """What leaves a user, and what the server makes of the sums."""
-
-    def participate(
-        self,
-        task: Task,
-        phase: Algorithm,
-        query: Query,
-        at: Participant,
-        numbers: Numbers,
-        drawn: Drawn,
-        users: Mapping[int, Sequence[int]],
-    ) -> tuple[Upload, Slots]:
-        """The uploads and the new slots of these ``users`` of each run, all (U, ·)."""
-        ...
-
-    def added(self, uploads: Upload, weights: Tensor) -> Sums:
-        """The uploads of c users of s runs each, (s·c, ·), added up: (s, ·), with weights
-        (s, c)."""
-        ...
-
-    def uploads(
-        self, phase: Algorithm, broadcast: Broadcast, sums: Sums, draws: Sequence[Draw]
-    ) -> Upload:
-        """The mean upload of every run, (S, ·), once all have come."""
-        ...
 
 
 @dataclass
@@ -147,6 +119,10 @@ def sums_of(run: Run) -> SumPlan:
     """The secure sums of a run that has them."""
     assert run.sums is not None
     return run.sums
+
+
+#: What leaves users, and what the server makes of the sums.
+Law = Averaged | Summed
 
 
 def law_of(runs: Sequence[Run]) -> Law:

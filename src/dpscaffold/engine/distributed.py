@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from traceback import clear_frames
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -29,62 +29,36 @@ TIMEOUT, TIMEOUT_VARIABLE = 600.0, "DPSCAFFOLD_RANK_TIMEOUT"
 Value = TypeVar("Value")
 
 
-class Comm(Protocol):
-    """The processes of a run, as one of them sees them."""
-
-    @property
-    def rank(self) -> int:
-        """Which of them this one is."""
-        ...
-
-    @property
-    def count(self) -> int:
-        """How many there are."""
-        ...
-
-    def on(self, device: str) -> torch.device:
-        """Where this process computes, if it is to compute on this device."""
-        ...
-
-    def first(self, decide: Callable[[], Value]) -> Value:
-        """What rank 0 decides, on every rank."""
-        ...
-
-    def sum(self, values: Tensor) -> Tensor:
-        """The sum of the ranks' tensors, on every rank."""
-        ...
-
-    def all(self, value: Value) -> list[Value]:
-        """The values of all ranks, on every rank."""
-        ...
-
-
-class Alone:
-    """One process."""
+class Comm:
+    """The processes of a run, as one of them sees them: here there is no other."""
 
     rank, count = 0, 1
 
     def on(self, device: str) -> torch.device:
-        """The device."""
+        """Where this process computes, if it is to compute on this device."""
         return pick_device(device)
 
     def first(self, decide: Callable[[], Value]) -> Value:
-        """Its own decision."""
+        """What rank 0 decides, on every rank."""
         return decide()
 
     def sum(self, values: Tensor) -> Tensor:
-        """Its own tensor."""
+        """The sum of the ranks' tensors, on every rank."""
         return values
 
     def all(self, value: Value) -> list[Value]:
-        """Its own value."""
+        """The values of all ranks, on every rank."""
         return [value]
 
+    def close(self) -> None:
+        """Close the connections, so that other ranks notice."""
 
-ALONE = Alone()
+
+#: One process.
+ALONE = Comm()
 
 
-class Ranks:
+class Ranks(Comm):
     """One of several processes. Small values go through gloo; sums through NCCL where this process
     computes on a GPU."""
 
@@ -182,8 +156,7 @@ def together(comm: Comm) -> Iterator[None]:
     try:
         yield
     finally:
-        if isinstance(comm, Ranks):
-            comm.close()
+        comm.close()
 
 
 def refuse_differing(comm: Comm, facts: dict[str, str], shown: frozenset[str]) -> None:

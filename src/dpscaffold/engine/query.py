@@ -10,7 +10,7 @@ An empty (Poisson) batch is a zero sum, and its noise is added all the same.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Protocol, cast
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -78,25 +78,6 @@ class Numbers:
         if plan.steps_by_user is not None:
             steps = torch.tensor([[float(plan.steps_of(user))]], device=device)
         return cls(steps=steps, **columns)
-
-
-class Query(Protocol):
-    """What a step asks of a batch."""
-
-    @property
-    def release(self) -> NoisedStep | None:
-        """What one answer releases; None where nothing is protected."""
-        ...
-
-    def __call__(
-        self, task: Task, y: Tensor, batch: Batch, numbers: Numbers, normals: Tensor | None
-    ) -> Tensor:
-        """The answer, noised with these standard normals (None: there is no noise)."""
-        ...
-
-    def known(self, numbers: Numbers) -> Known:
-        """The public numbers that an algorithm may use."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -203,6 +184,10 @@ class SecureMean(NoisedMean):
         if self.release.unit == "user":
             mean = rescaled(mean, numbers.clip)
         return mean.addcmul_(numbers.spread.double(), normals.double())
+
+
+#: What a step asks of a batch: each holds what one answer releases (None: nothing is protected).
+Query = Plain | NoisedMean | MedianClip
 
 
 def query_of(run: Run) -> Query:
