@@ -27,7 +27,7 @@ class Holder:
     def __init__(self, group: Threads, rank: int) -> None:
         self.group, self.rank, self.count = group, rank, group.count
 
-    def added(self, values):
+    def sum(self, values):
         self.group.given[self.rank] = values.clone()
         self.group.barrier.wait(10)
         total = sum(self.group.given[rank] for rank in range(self.count))

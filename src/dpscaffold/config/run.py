@@ -137,12 +137,12 @@ class Run:
         (U, 1); C is a number."""
         privacy, rows = self.privacy, torch.arange(self.users) if rows is None else rows
         assert privacy is not None and not isinstance(privacy.clip, str)
-        batches = self.batch_sizes[rows].to(dtype)[:, None]
+        batches = self.batch_sizes[rows].double()[:, None]
         spread: Tensor = torch.ones_like(batches) * privacy.scale(privacy.clip, batches)
-        if privacy.noise_by_user is None:
-            return spread
-        noises = torch.tensor(privacy.noise_by_user, dtype=dtype)[rows][:, None]
-        return spread * (noises / privacy.noise)
+        if privacy.noise_by_user is not None:
+            noises = torch.tensor(privacy.noise_by_user, dtype=torch.float64)[rows][:, None]
+            spread = spread * (noises / privacy.noise)
+        return spread.to(dtype)
 
     @cached_property
     def site_noise(self) -> Tensor:

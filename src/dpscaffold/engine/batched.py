@@ -18,33 +18,20 @@ import torch
 from torch import Tensor
 
 from dpscaffold.algorithms import Algorithm, Server, Upload
-from dpscaffold.config import Run
-from dpscaffold.engine.aggregate import Law, law_of
-from dpscaffold.engine.device import CPU, full_precision, out_of_memory, sent
-from dpscaffold.engine.distributed import ALONE, Comm
-from dpscaffold.engine.draws import sizes_of, stream_keys
+from dpscaffold.engine.device import out_of_memory, sent
 from dpscaffold.engine.gpu import Graphs, Tensors
 from dpscaffold.engine.memory import Memory
-from dpscaffold.engine.query import query_of
-from dpscaffold.engine.records import Store
 from dpscaffold.engine.server import phase_of
+from dpscaffold.engine.stack import Stack
 from dpscaffold.engine.state import Count, Draw, Round, RoundUploads, State, count_nothing
 from dpscaffold.engine.work import Members, Work, under
 from dpscaffold.errors import BadInput
-from dpscaffold.federation import Federation
-from dpscaffold.federation.share import user_ranges
 from dpscaffold.randomness.streams import OneRound, Randomness
-
-#: Bytes that a chunk of rows may take on a CPU: larger chunks gain nothing there.
-CPU_CHUNK_BYTES = 256 << 20
-
-#: Larger federations are not prepared as a whole on a CPU, where that would be a second copy.
-CPU_RESIDENT_BYTES = 2 << 30
 
 _log = logging.getLogger(__name__)
 
 
-class Engine:
+class Engine(Stack):
     """Takes rounds of one run, or of several that share task, algorithm and shapes.
 
     A GPU draws its own batches and noise, unless the run is secret. Rows are computed ``chunk`` at
@@ -52,124 +39,21 @@ class Engine:
     the round is computed again: nothing of it has left, and its draws are the same.
     """
 
-    def __init__(
-        self,
-        runs: Sequence[Run],
-        federations: Sequence[Federation],
-        device: torch.device = CPU,
-        chunk: int | None = None,
-        streams: Sequence[Randomness] | None = None,
-        law: Law | None = None,
-        comm: Comm = ALONE,
-    ) -> None:
-        self.runs, self.device, self.comm = list(runs), device, comm
-        first = self.run = self.runs[0]
-        for other in self.runs[1:]:
-            refuse_unlike(first, other)
-        self.task, self.plan, self.query = first.task, first.plan, query_of(first)
-        self.law = law or law_of(self.runs)
-        self.streams = list(streams or [run.randomness() for run in self.runs])
-        self.users = max(run.users for run in self.runs)
-        #: The users of this process.
-        self.own = user_ranges(self.users, comm.count)[comm.rank]
-        given = (federations, self.task, device, self._resident_bytes())
-        self.store = Store(*given, self.own if comm.count > 1 else None)
-        self.records = self._padded([one.train.sizes for one in federations]).numpy()
-        self.batches = self._padded([run.batch_sizes for run in self.runs]).numpy()
-        slots = (first.algorithm.remembers, self.task.parameters, self.users, device)
-        self.memories = Memory(*slots, runs=len(self.runs))
-        # The least of all processes, which is stored: a run that is resumed adds in the same order.
-        self.chunk = min(comm.all(chunk or self._fitting_chunk()))
-        self.graphs = Graphs()
-        self._sent: dict[str, tuple[Tensor, Tensor]] = {}
-        if device.type == "cuda":
-            full_precision()
-
-    # --- what does not change from round to round
-
-    def _padded(self, values: Sequence[Tensor]) -> Tensor:
-        """A number of every user of every run, (S, M)."""
-        rows = [value.long() if not value.is_floating_point() else value for value in values]
-        return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=1)
-
-    def _resident_bytes(self) -> int:
-        if self.device.type == "cuda":
-            return torch.cuda.mem_get_info(self.device)[0] // 2
-        return CPU_RESIDENT_BYTES
+    @cached_property
+    def memories(self) -> Memory:
+        """What users keep between rounds."""
+        slots = (self.run.algorithm.remembers, self.task.parameters, self.users, self.device)
+        return Memory(*slots, runs=len(self.runs))
 
     @cached_property
-    def tables(self) -> Tensors:
-        """Numbers of every user of every run, (S, M, ·) or (S, 1), on the device."""
-        runs, steps = self.runs, self.run.plan.steps_by_user
-        noisy = [run.privacy for run in runs if run.privacy is not None]
-        clips = [one.clip for one in noisy if not isinstance(one.clip, str)]
-        none = torch.zeros(len(runs), 1)
-        made = {
-            "divisor": torch.from_numpy(self.batches).float(),
-            "weight": self._padded([run.weights.expand(run.users) for run in runs]).float(),
-            "regularisation": torch.tensor([[run.plan.regularisation] for run in runs]),
-            "noise": none,
-            "clip": torch.tensor([[clip] for clip in clips]) if clips else none,
-            "spread": none,
-        }
-        if noisy:
-            noises = [torch.tensor(one.noise_by_user or (one.noise,)) for one in noisy]
-            each = zip(noises, runs, strict=True)
-            made["noise"] = self._padded([noise.expand(run.users) for noise, run in each])
-        if clips:
-            spreads = [run.spreads(dtype=torch.float32)[:, 0] for run in runs]
-            made["spread"] = self._padded(spreads)
-        if steps is not None:
-            own = [torch.tensor(run.plan.steps_by_user, dtype=torch.float32) for run in runs]
-            made["steps"] = self._padded(own)
-        if self.store.resident:
-            made["starts"] = self._padded([self.store.starts(k) for k in range(len(runs))])
-        if self.draws_on_device:
-            sizes = sizes_of(self.records.reshape(-1), self.batches.reshape(-1))
-            made["sizes"] = torch.from_numpy(sizes.reshape(*self.records.shape, 4))
-            made["keys"] = torch.tensor([stream_keys(one.seed) for one in self.streams])
-        return {name: sent(value, self.device) for name, value in made.items()}
+    def graphs(self) -> Graphs:
+        """Rounds that were recorded."""
+        return Graphs()
 
     @cached_property
-    def draws_on_device(self) -> bool:
-        """A GPU draws for itself, with streams that anyone may repeat. Secret runs keep the cipher
-        of the CPU, and an experiment's own streams stay where they are."""
-        own = all(type(one) is Randomness and not one.secret for one in self.streams)
-        known = not self.run.roster.declared and self.run.secure is None
-        return self.device.type == "cuda" and own and known
-
-    @cached_property
-    def noise(self) -> int | None:
-        """How many normals a step takes; None where no run adds noise."""
-        noisy = any(run.privacy is not None and run.privacy.noise > 0 for run in self.runs)
-        return self.task.parameters if noisy else None
-
-    @cached_property
-    def draw_alike(self) -> list[int]:
-        """For every run the first one that draws what it draws, if the same users take part: runs
-        that were given one object of streams, and whose users hold as many records."""
-        found: dict[tuple[object, ...], int] = {}
-        return [
-            found.setdefault((id(one), self.records[k].tobytes(), self.batches[k].tobytes()), k)
-            for k, one in enumerate(self.streams)
-        ]
-
-    def _fitting_chunk(self) -> int:
-        """How many rows fit the memory that a chunk may take."""
-        first = self.run
-        dimension, batch = first.roster.schema.dimension, int(self.batches.max())
-        if first.sampling == "poisson":
-            batch += int(6 * batch**0.5) + 6
-        floats = batch * (2 * dimension + self.task.width) + 10 * self.task.parameters
-        row = 4 * floats + 8 * first.plan.local_steps * batch
-        if not self.store.resident:
-            row += 8 * int(self.records.max()) * dimension
-        budget = CPU_CHUNK_BYTES
-        if self.device.type == "cuda":
-            budget = torch.cuda.mem_get_info(self.device)[0] // 3
-        return max(1, budget // row)
-
-    # --- rounds
+    def _sent(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """Small tensors that are on the device, by name."""
+        return {}
 
     def round(self, state: State, draws: Sequence[Draw], count: Count = count_nothing) -> Round:
         """The next round of every run, with these participants."""
@@ -317,7 +201,7 @@ class Engine:
             batch, records = int(self.batches.max()), int(self.records.max())
             raise BadInput(
                 "memory-exceeded",
-                f"the {self.plan.local_steps} steps of one user, with batches of {batch} of "
+                f"the {self.run.plan.local_steps} steps of one user, with batches of {batch} of "
                 f"{records} records, do not fit the memory of {self.device}; lower "
                 f"plan.data_ratio, take a smaller model, or use a device with more memory",
             )
@@ -336,27 +220,3 @@ def _uploads(made: Tensors, draws: Sequence[Draw]) -> list[RoundUploads]:
         )
         for k, draw in enumerate(draws)
     ]
-
-
-def refuse_unlike(first: Run, other: Run) -> None:
-    """Stacked runs share shapes and structure; say which part differs."""
-    theirs = other.structure
-    for name, value in first.structure.items():
-        if theirs[name] != value:
-            raise BadInput(
-                "not-stackable",
-                f"runs cannot be stacked: {name} is {value} in one and {theirs[name]} in another; "
-                f"run them apart",
-            )
-    if first.algorithm != other.algorithm:
-        raise BadInput(
-            "not-stackable",
-            f"runs cannot be stacked: they differ in a number of {first.algorithm.name}; run them "
-            f"apart",
-        )
-    if first.task is not other.task and first.task != other.task:
-        raise BadInput(
-            "not-stackable",
-            f"runs cannot be stacked: each has its own task {first.task.name!r}; give both the "
-            f"same",
-        )

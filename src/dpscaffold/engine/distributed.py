@@ -94,6 +94,8 @@ class Ranks(Comm):
         total = values.contiguous().clone()
         with self._watched():
             dist.all_reduce(total, group=self._large if total.is_cuda else self._small)
+            if total.is_cuda:  # NCCL would wait on the device for a rank that is gone
+                dist.barrier(group=self._small)
         return total
 
     def all(self, value: Value) -> list[Value]:

@@ -40,8 +40,8 @@ class OneByOne:
     def clipped_sum(self, params: Tensor, batch: Batch, clip: Clip) -> ClippedSum:
         """Σ_j g_j/max(1, ‖g_j‖/C) of one user, (1, P), in float64, and C."""
         gradients = self.gradients(params[0], batch.features[0], batch.labels[0], clip is not None)
-        if clip is None:
-            return ClippedSum(gradients.sum(0)[None], None)
+        if clip is None or hasattr(self.task, "contributions"):  # those are bounded already
+            return ClippedSum(gradients.sum(0)[None], clip if isinstance(clip, Tensor) else None)
         # In float64, where squares of float32 numbers can neither overflow nor vanish.
         norms = torch.linalg.vector_norm(gradients, dim=1, dtype=torch.float64)
         finite = norms.isfinite()

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,12 +30,10 @@ from dpscaffold.engine.gpu import Tensors, linear_steps
 from dpscaffold.engine.host import Source, drawn_on_host
 from dpscaffold.engine.query import Numbers
 from dpscaffold.engine.records import Records, Steps, handed_out
+from dpscaffold.engine.stack import Stack
 from dpscaffold.engine.state import Draw
 from dpscaffold.engine.steps import local_steps
 from dpscaffold.randomness.streams import Randomness
-
-if TYPE_CHECKING:
-    from dpscaffold.engine.batched import Engine
 
 
 @dataclass(frozen=True)
@@ -111,7 +109,7 @@ class Block(NamedTuple):
 class Work:
     """The round with this ``number``. ``whole`` gives Poisson batches room for all records."""
 
-    engine: Engine
+    engine: Stack
     phase: Algorithm
     number: int
     members: Members
