@@ -19,6 +19,7 @@ from dpscaffold.config import Run, make_run
 from dpscaffold.config.gaussian import Gaussian
 from dpscaffold.config.plan import Plan
 from dpscaffold.engine import Draw, Engine, Loop, Round, State
+from dpscaffold.engine.stack import Stack
 from dpscaffold.federation import Federation
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.tasks import Logistic, Mlp, ModuleTask, Task
@@ -164,7 +165,7 @@ def simulator(
 
 def draw_as_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a CPU draw as a GPU does, where a GPU would; a GPU does so anyway."""
-    real = Engine.__dict__["draws_on_device"].func
+    real = Stack.__dict__["draws_on_device"].func
 
     def there(engine: Engine) -> bool:
         cuda = torch.device("cuda")
