@@ -13,7 +13,7 @@ from dpscaffold.algorithms import scaffold, scaffold_balanced
 from dpscaffold.config import make_run
 from dpscaffold.config.gaussian import Gaussian
 from dpscaffold.config.plan import Plan
-from dpscaffold.engine import Draw, Engine, Memory, State, batched, memory
+from dpscaffold.engine import Draw, Engine, Memory, State, memory, stack
 from dpscaffold.engine.work import Work
 from dpscaffold.federation import Federation, Records
 from dpscaffold.randomness.streams import OneRound, Randomness
@@ -55,7 +55,7 @@ def test_as_many_users_are_computed_together_as_fit(monkeypatch):
     assert simulator(run, chunk=2).chunk == 2
     chunks = []
     for size in (10_000, 20_000):
-        monkeypatch.setattr(batched, "CPU_CHUNK_BYTES", size)
+        monkeypatch.setattr(stack, "CPU_CHUNK_BYTES", size)
         chunks.append(simulator(run).chunk)
     assert 1 < 2 * chunks[0] <= chunks[1]
 
