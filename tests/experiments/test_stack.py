@@ -11,9 +11,8 @@ from dpscaffold import Gaussian, train
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.runs.history import HistoryRow
 from dpscaffold.training import stack as stacks
-from dpscaffold.training.evaluator import Evaluator, evaluate_all, late
-from dpscaffold.training.shared_draws import shared_draws
-from dpscaffold.training.stack import Schedule, evaluators_of, split
+from dpscaffold.training.evaluator import Evaluator, late
+from dpscaffold.training.stack import Schedule, evaluators_of, shared_draws, split
 
 CPU = torch.device("cpu")
 FULL = Schedule(every=1, full=True)
@@ -118,17 +117,16 @@ def test_models_are_evaluated_together_as_they_are_alone(task):
         torch.randn(runs[0].task.parameters, generator=torch.Generator().manual_seed(k))
         for k in (0, 1)
     ]
-    evaluators = evaluators_of(runs, [data] * 2, CPU, {(id(data), 0.3): 0.1})
-    rows = evaluate_all(evaluators, models)
-    for run, model, row in zip(runs, models, rows, strict=True):
+    evaluators = evaluators_of(runs, [data] * 2, CPU, {(id(data), 0.3): 0.1}, full=True)
+    for run, model, evaluate in zip(runs, models, evaluators, strict=True):
+        row = evaluate(model)
         loss = 0.1 if run.plan.regularisation else None
         expected = Evaluator(data, run.task, run.plan.regularisation, CPU, loss)(model)
         for metric, value in expected.items():
             assert row[metric] == (value if value is None else pytest.approx(value, rel=1e-6))
         assert row.keys() == expected.keys()
-    assert [set(row) for row in evaluate_all(evaluators, models, full=False)] == [
-        {"test_accuracy"}
-    ] * 2
+    shown = evaluators_of(runs, [data] * 2, CPU, {}, full=False)
+    assert shown[0](models[0]) == {"test_accuracy": evaluators[0](models[0])["test_accuracy"]}
 
 
 @pytest.mark.parametrize("diverged", [None, 3])

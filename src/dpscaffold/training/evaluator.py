@@ -16,6 +16,7 @@ from typing import Literal
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation import Federation, Records
@@ -29,17 +30,12 @@ from dpscaffold.tasks.metrics import (
     constant_report,
     constant_scores,
     metrics_for,
-    predicted_class,
     report,
-    shown_metric,
 )
 from dpscaffold.tasks.pooled import Holders, over_all, pooled_over
 
 #: Records evaluated together; bounds the memory of an evaluation.
 _BLOCK = 1 << 17
-
-#: Scores held together: (models, records, outputs) numbers.
-_HELD = 1 << 25
 
 #: log₁₀ of the gap is cut off here: below it the difference of two float losses is noise.
 _SMALLEST_GAP = 1e-12
@@ -56,8 +52,9 @@ OPTIMUM, DISSIMILARITY = OF_TRAINING = ("optimum", "dissimilarity")
 @dataclass(frozen=True)
 class Measures:
     """What is measured of a model: metrics by name (none: those that people expect of the target;
-    the one that represents a model is always among them), and whether the users' gradients are
-    compared, which is most of the time of an evaluation of a network.
+    the one that represents a model is always among them), whether the users' gradients are
+    compared, which is most of the time of an evaluation of a network, and whether anything is
+    computed on the training records.
 
     >>> Measures(("auc",)).chosen(Target.numbered(2))[1].name
     'auc'
@@ -65,6 +62,7 @@ class Measures:
 
     metrics: tuple[str, ...] = ()
     dissimilarity: bool = True
+    training: bool = True
 
     @classmethod
     def of(cls, named: Sequence[str], task: Task) -> Measures:
@@ -124,7 +122,8 @@ class Evaluator:
 
     def __call__(self, params: Tensor) -> Metrics:
         """All metrics of one model, (P,)."""
-        return {**self.test_side(params), **self.train_side(params)}
+        found = self.test_side(params)
+        return {**found, **self.train_side(params)} if self.measures.training else found
 
     def test_side(self, params: Tensor) -> Metrics:
         """The metrics of the target, on its own scale, on the test records."""
@@ -157,9 +156,9 @@ class Evaluator:
         loss = float(means[0]) + ridge
         found: Metrics = {"train_loss": loss, "log10_gap": self._gap(loss)}
         if self.measures.dissimilarity:
-            squares, square = float(means[1]), float(means[2:].square().sum())
-            found["gradient_dissimilarity"] = squares - square
-            found["gradient_log_dissimilarity"] = _log(squares) - _log(square)
+            squares, square = means[1], means[2:].square().sum()
+            found["gradient_dissimilarity"] = float(squares - square)
+            found["gradient_log_dissimilarity"] = float(squares.log() - square.log())
         return found
 
     def _gap(self, loss: float) -> float | None:
@@ -167,19 +166,6 @@ class Evaluator:
         if self.optimum_loss is None or not math.isfinite(loss):
             return None if self.optimum_loss is None else math.inf
         return math.log10(max(loss - self.optimum_loss, _SMALLEST_GAP))
-
-    def accuracies(self, models: Tensor) -> list[float]:
-        """Test accuracy, averaged over users whatever their sizes, of each of the models (S, P): as
-        many at a time as fit."""
-        totals = torch.zeros(len(models), dtype=torch.float64)
-        for x, y, user, sizes in self._of("test"):
-            step = max(1, _HELD // (len(y) * max(1, self.task.outputs)))
-            for start in range(0, len(models), step):
-                scores = self.task.scores_of(models[start : start + step], x)
-                hits = (predicted_class(scores) == y).double()
-                by_user = hits.new_zeros(len(hits), len(sizes)).index_add_(1, user, hits)
-                totals[start : start + step] += (by_user / sizes).sum(1).cpu()
-        return [float(total) / self.federation.users for total in totals]
 
     def _of(self, part: Literal["train", "test"]) -> Iterable[Block]:
         """The blocks of one part, held where they fit."""
@@ -193,17 +179,13 @@ class Evaluator:
     def _gradients(self, params: Tensor, x: Tensor, y: Tensor, sizes: Tensor) -> Tensor:
         """∇F_i(x) of a block's users, (users, P): users of unequal size are padded with weight
         0."""
-        counts = sizes.long()
-        count, longest = len(counts), int(counts.max())
-        if int(counts.min()) == longest:
-            batch = Batch(x.view(count, longest, -1), y.view(count, longest), None)
-        else:
-            real = torch.arange(longest, device=x.device) < counts[:, None]
-            features = x.new_zeros(count, longest, x.shape[1])
-            labels = y.new_zeros(count, longest)
-            features[real], labels[real] = x, y
-            batch = Batch(features, labels, real.to(x.dtype))
-        total = self.task.clipped_sum(params.expand(count, -1), batch, None).total
+        rows = sizes.long().tolist()
+        features, labels, real = (
+            pad_sequence(column.split(rows), batch_first=True)
+            for column in (x, y, x.new_ones(len(x)))
+        )
+        batch = Batch(features, labels, real)
+        total = self.task.clipped_sum(params.expand(len(rows), -1), batch, None).total
         return total / sizes[:, None].to(total.dtype) + self.regularisation * params
 
     def _blocks(self, records: Records) -> Iterator[Block]:
@@ -246,26 +228,6 @@ def constant_loss(federation: Federation, task: Task) -> float | None:
     return float((sums / train.sizes).mean())
 
 
-def evaluate_all(
-    evaluators: Sequence[Evaluator], models: Sequence[Tensor], full: bool = True
-) -> list[Metrics]:
-    """The metrics of each evaluator's own model, (P,) each. Without ``full`` the metric that is
-    shown alone: accuracies of models of one federation are taken together."""
-    if full:
-        return [evaluate(model) for evaluate, model in zip(evaluators, models, strict=True)]
-    shown = shown_metric(evaluators[0].federation.target)
-    if shown != "test_accuracy":
-        sides = [one.test_side(model) for one, model in zip(evaluators, models, strict=True)]
-        return [{shown: side[shown]} for side in sides]
-    rows: list[Metrics] = [{} for _ in models]
-    for federation in {id(one.federation): one.federation for one in evaluators}.values():
-        members = [k for k, one in enumerate(evaluators) if one.federation is federation]
-        found = evaluators[members[0]].accuracies(torch.stack([models[k] for k in members]))
-        for k, accuracy in zip(members, found, strict=True):
-            rows[k][shown] = accuracy
-    return rows
-
-
 def late(
     history: Sequence[HistoryRow],
     metric: str,
@@ -286,7 +248,3 @@ def late(
     if diverged is not None or not values or len(known) < len(values):
         return None
     return sum(known) / len(known)
-
-
-def _log(value: float) -> float:
-    return math.log(value) if value > 0 else -math.inf

@@ -23,9 +23,9 @@ from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.runs.history import HistoryRow
-from dpscaffold.training.evaluator import Evaluator, Metrics, evaluate_all, late
+from dpscaffold.tasks.metrics import metrics_for
+from dpscaffold.training.evaluator import Evaluator, Measures, Metrics, late
 from dpscaffold.training.events import Listener, RoundDone, silence
-from dpscaffold.training.shared_draws import shared_draws
 
 #: Rows (participants of all runs) that one stack holds, by kind of device. Beyond it a CPU gains
 #: nothing.
@@ -146,7 +146,11 @@ def train_stack(
     started, last = time.perf_counter(), settings[0].plan.rounds
     streams = shared_draws(settings)
     engine = Engine(settings, federations, device, streams=streams)
-    evaluators = evaluators_of(settings, federations, device, optima)
+    evaluators = evaluators_of(settings, federations, device, optima or {}, schedule.full)
+
+    def evaluate(models: Tensor) -> list[Metrics]:
+        return [measure(model) for measure, model in zip(evaluators, models, strict=True)]
+
     outcomes = [Outcome(setting) for setting in settings]
     first = State.stack([State.initial(setting, device) for setting in settings])
     state, diverged = first, torch.zeros(len(settings), dtype=torch.int64, device=device)
@@ -156,14 +160,21 @@ def train_stack(
         lost = ~torch.isfinite(state.params).all(1)
         diverged = diverged.where(~lost | (diverged > 0), number)
         if number in evaluated:
-            found = evaluate_all(evaluators, list(state.params), schedule.full)
-            for outcome, values in zip(outcomes, found, strict=True):
+            for outcome, values in zip(outcomes, evaluate(state.params), strict=True):
                 outcome.history.append(HistoryRow(number, values))
         if number in evaluated or number % WAITS == 0:
             state = _restarted(state, first, lost, engine)  # waits for the device
         tell(RoundDone(number, last))
-    _conclude(outcomes, state, diverged, evaluators, schedule.full)
-    for outcome in outcomes:
+
+    # The final models and their averages; what follows a divergence is dropped.
+    means: list[Metrics] = [{}] * len(outcomes)
+    if bool(state.averaged.any()):
+        means = evaluate(state.average)
+    final = zip(outcomes, diverged.tolist(), means, state.output, strict=True)
+    for outcome, end, mean, model in final:
+        outcome.diverged, outcome.model = end or None, model.cpu()
+        outcome.average = {} if end else mean
+        outcome.history = [one for one in outcome.history if not end or one.round < end]
         outcome.seconds = (time.perf_counter() - started) / len(outcomes)
     return outcomes
 
@@ -193,36 +204,40 @@ def _tensors(state: State) -> list[Tensor]:
     return [state.params, state.average, *state.server.slots.values()]
 
 
-def _conclude(
-    outcomes: Sequence[Outcome],
-    state: State,
-    diverged: Tensor,
-    evaluators: Sequence[Evaluator],
-    full: bool,
-) -> None:
-    """Fill in the final models and their averages, and drop what follows a divergence."""
-    means: list[Metrics] = [{}] * len(outcomes)
-    if bool(state.averaged.any()):
-        means = evaluate_all(evaluators, list(state.average), full)
-    final = zip(outcomes, diverged.tolist(), means, state.output, strict=True)
-    for outcome, lost, mean, model in final:
-        outcome.diverged, outcome.model = lost or None, model.cpu()
-        outcome.average = {} if lost else mean
-        outcome.history = [one for one in outcome.history if not lost or one.round < lost]
-
-
 def evaluators_of(
     settings: Sequence[Run],
     federations: Sequence[Federation],
     device: torch.device,
-    optima: Mapping[tuple[int, float], float] | None = None,
+    optima: Mapping[tuple[int, float], float],
+    full: bool,
 ) -> list[Evaluator]:
-    """One evaluator per run; those of one federation share its records."""
+    """One evaluator per run; those of one federation share its records. Without ``full`` they
+    measure the metric that is shown alone."""
     first: dict[int, Evaluator] = {}
     found = []
-    task = settings[0].task
     for setting, data in zip(settings, federations, strict=True):
+        if id(data) not in first:
+            shown = metrics_for(data.target)[0].name
+            measures = Measures() if full else Measures((shown,), training=False)
+            first[id(data)] = Evaluator(data, setting.task, 0.0, device, measures=measures)
         strength = setting.plan.regularisation
-        base = first.setdefault(id(data), Evaluator(data, task, strength, device))
-        found.append(base.sharing(strength, (optima or {}).get((id(data), strength))))
+        found.append(first[id(data)].sharing(strength, optima.get((id(data), strength))))
     return found
+
+
+def shared_draws(settings: Sequence[Run]) -> list[Randomness]:
+    """One object per seed. Runs of one seed draw the same participants, batches and noise whatever
+    their step size, and the engine draws once for all that hold the same object. Secret runs keep
+    their own.
+
+    >>> from dpscaffold import Logistic, Plan, scaffold, synthetic
+    >>> roster = synthetic(users=4, records=20).roster
+    >>> plans = [Plan(user_ratio=0.5, seed=s) for s in (0, 0, 1)]
+    >>> task = Logistic(40, 10)
+    >>> drawn = shared_draws([Run(roster, task, scaffold(), plan) for plan in plans])
+    >>> drawn[0] is drawn[1], drawn[0] is drawn[2]
+    (True, False)
+    """
+    own = [setting.randomness() for setting in settings]
+    first: dict[int, Randomness] = {}
+    return [one if one.secret else first.setdefault(one.seed, one) for one in own]
