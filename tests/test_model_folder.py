@@ -18,7 +18,6 @@ from test_model import clinic
 from torch import nn
 
 from dpscaffold import (
-    Gaussian,
     Linear,
     Logistic,
     Mlp,
@@ -26,11 +25,10 @@ from dpscaffold import (
     Plan,
     fedavg,
     load_model,
-    scaffold,
+    run,
     synthetic,
     train,
 )
-from dpscaffold.data import load_federation
 from dpscaffold.data.tables.codec import Coding
 from dpscaffold.federation.schema import schema_of
 from dpscaffold.models.model import Model
@@ -44,17 +42,13 @@ PLAN = Plan(rounds=20, local_steps=5, user_ratio=1.0, data_ratio=0.5, learning_r
 def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, list[dict[str, Any]], Path]:
     place = tmp_path_factory.mktemp("clinic")
     options, rows = clinic(place / "clinic.csv")
-    data = load_federation(options)
-    config = {"data": options}
-    result = train(
-        data,
-        Logistic(data.dimension, 2),
-        scaffold(),
-        PLAN,
-        Gaussian(clip=1.0, noise=1.0),
-        out=place / "run",
-        config=config,
-    )
+    tables = {
+        "data": options,
+        "algorithm": {"name": "scaffold"},
+        "plan": PLAN.stored(),
+        "privacy": {"clip": 1.0, "noise": 1.0},
+    }
+    result = run(tables, out=place / "run")
     return result, rows, place
 
 

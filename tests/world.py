@@ -231,6 +231,11 @@ def renyi_epsilon(**numbers: Any) -> float:
 
 #: A run with secret noise, one to publish, and a simulation whose noise comes from its seed.
 RunKind = Literal["secret", "release", "seeded"]
+KINDS: dict[str, dict[str, bool]] = {
+    "secret": {"secret": True},
+    "release": {"release": True},
+    "seeded": {},
+}
 
 DATA = synthetic(users=4, records=13, dimension=2, classes=2)
 
@@ -276,10 +281,9 @@ def make(
             Logistic(2, 2),
             fedavg(),
             plan,
-            Gaussian(clip=1.0, noise=noise, secret=kind == "secret", budget_file=budget),
+            Gaussian(clip=1.0, noise=noise, budget_file=budget, **KINDS[kind]),
             out=folder,
             resume=True,
-            release=kind == "release",
         )
 
 

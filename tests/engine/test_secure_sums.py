@@ -344,5 +344,5 @@ def test_a_release_refuses_simulated_sums(tmp_path):
     data = federation((40,) * 5)
     plan = Plan(rounds=2, local_steps=1, user_ratio=1.0, data_ratio=0.2)
     with refuses("release-refused: privacy.release"):
-        train(data, Logistic(4, 3), fedavg(), plan, Gaussian(1.0, 2.0), secure=Secure(1),
-              release=True, out=tmp_path / "out")  # fmt: skip
+        train(data, Logistic(4, 3), fedavg(), plan, Gaussian(1.0, 2.0, release=True),
+              secure=Secure(1), out=tmp_path / "out")  # fmt: skip

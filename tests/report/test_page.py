@@ -209,10 +209,10 @@ def test_the_page_of_a_run_that_keeps_a_promise_has_no_metrics(tmp_path: Path) -
     """They are computed from private records without noise. --with-metrics adds them, marked."""
     data = synthetic(users=6, records=40, dimension=4, classes=3)
     plan = Plan(rounds=4, local_steps=2, user_ratio=0.5, evaluate_every=1)
-    mechanism, out = Gaussian(noise=4.0), tmp_path / "release"
-    allow = ["unprotected-preprocessing"]
+    mechanism = Gaussian(noise=4.0, release=["unprotected-preprocessing"])
+    out = tmp_path / "release"
     made = (data, Logistic(4, 3), scaffold_balanced(), plan, mechanism)
-    train(*made, release=allow, metrics=["optimum"], out=out)
+    train(*made, metrics=["optimum"], out=out)
     raw = read_off_records(out)
     for text in both([out]):
         assert not [name for name, number in raw.items() if shown(number) in text]

@@ -263,20 +263,6 @@ def test_configurations_without_a_seed(tmp_path):
     assert "draw" in dict(stated(*given).needs)
 
 
-@pytest.mark.parametrize("secret", [False, True], ids=["seeded", "secret"])
-def test_python_runs_with_a_configuration_of_their_own(tmp_path, federation, secret):
-    """``config`` says nothing about seeds; the journal does."""
-    folders = [str(tmp_path / name) for name in ("a", "b")]
-    for folder in folders:
-        plan = PLAN.changed(seed=3)
-        from_python(federation, folder, secret, plan, config={"title": "mine"})
-    said = stated(*folders, "--fixed-in-advance")
-    assert said.towards("server").epsilon is None and said.seeded is not secret
-    assert (said.towards("server").given is None) is not secret
-    if not secret:
-        assert "the seed 3" in said.reason
-
-
 def test_a_folder_without_its_seed_counts_as_shared(tmp_path, federation):
     folders = [tmp_path / name for name in ("a", "b", "c", "d")]
     for folder, seed in zip(folders, (3, 4, None, None), strict=True):

@@ -64,18 +64,6 @@ def test_a_step_size_does_not_tell_sizes_that_are_hidden():
     assert len(rates) == 1
 
 
-@pytest.mark.parametrize("claim", [{"secret": True}, {"release": True}], ids=str)
-def test_a_configuration_cannot_claim_what_the_run_is_not(tmp_path, claim):
-    """The folder's config.toml decides whether a run is called a simulation."""
-    config = {"privacy": {"clip": 1.0, "noise": 4.0, **claim}}
-    with refuses("configuration-not-kept"):
-        train(
-            federation(), Logistic(4, 3), fedavg(), PLAN, Gaussian(noise=4.0),
-            out=tmp_path / "run", config=config,
-        )  # fmt: skip
-    assert not (tmp_path / "run").exists()
-
-
 SIZES = (7919, 6007, 5003, 4001)
 NUMBERS = {*SIZES, *(size // 2 for size in SIZES), sum(SIZES)}
 #: A digest of what is drawn again each time holds any four digits now and then.
@@ -146,7 +134,7 @@ def test_users_chosen_by_their_sizes_where_sizes_are_hidden(tmp_path):
         assert stated(folder).outside == said.outside
     assert len(found["user"]) == 1 and not found["record"]
     with refuses("release-refused"):
-        privacy = Gaussian(noise=4.0, unit="user")
-        train(data, Logistic(1, 2), fedavg(), PLAN, privacy, release=True, out=tmp_path / "no")
-    privacy = Gaussian(noise=4.0)
-    train(data, Logistic(1, 2), fedavg(), PLAN, privacy, release=True, out=tmp_path / "release")
+        privacy = Gaussian(noise=4.0, unit="user", release=True)
+        train(data, Logistic(1, 2), fedavg(), PLAN, privacy, out=tmp_path / "no")
+    privacy = Gaussian(noise=4.0, release=True)
+    train(data, Logistic(1, 2), fedavg(), PLAN, privacy, out=tmp_path / "release")

@@ -1,5 +1,4 @@
-"""The recipe for a model to publish: ``[privacy] release = true``,
-``train(…, release=True)``.
+"""The recipe for a model to publish: ``[privacy] release = true``, ``Gaussian(…, release=True)``.
 
 A simulation may be looked at in any way; a release must keep its promise. So noise and batches are
 secret, nobody chooses the draw, and what would stand outside the promise is refused unless it is

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
+import dpscaffold
 from dpscaffold.config import Run
 from dpscaffold.config.release import check_release
 from dpscaffold.engine.device import CPU
-from dpscaffold.engine.distributed import ALONE, Comm
+from dpscaffold.engine.distributed import ALONE, Comm, refuse_differing
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation import Federation
 from dpscaffold.federation.tables import Digest
@@ -25,7 +29,7 @@ from dpscaffold.runs.checkpoint import Checkpoint
 from dpscaffold.runs.folder import Identity, RunFolder
 from dpscaffold.runs.history import HistoryRow
 from dpscaffold.runs.secret import Secret, fresh_key, open_key
-from dpscaffold.runs.written import to_toml
+from dpscaffold.runs.written import plain, to_toml
 from dpscaffold.training.evaluator import OPTIMUM, Measures
 from dpscaffold.training.optimum import require_convex
 from dpscaffold.training.stopping import Stopping
@@ -54,7 +58,7 @@ class Asked:
         engine: ``"simulator"`` or ``"loop"``.
         out: The run folder; None stores nothing.
         resume: Whether a run in that folder is continued.
-        config: The tables that the folder's ``config.toml`` will have; None for those of the run.
+        tables: What the folder's ``config.toml`` will say.
         home: The folder of the configuration, where it names files of a user's own.
         metrics: Names, or functions of the model and the federation.
         stopping: Ends the run early.
@@ -71,7 +75,7 @@ class Asked:
     engine: str = "simulator"
     out: Path | None = None
     resume: bool = False
-    config: Mapping[str, Any] | None = None
+    tables: Mapping[str, Any] = field(default_factory=dict)
     home: str | None = None
     metrics: tuple[str | OwnMetric, ...] = ()
     stopping: Stopping | None = None
@@ -89,7 +93,6 @@ class Asked:
             )
         if self.out is None:
             self._refuse_without_folder()
-        self._refuse_claims()
         check_release(self.run, self.federation)
         if OPTIMUM in self.named:
             require_convex(self.run.task)
@@ -115,21 +118,6 @@ class Asked:
                 f"statement; name one with out (--out), such as out='runs/first'",
             )
 
-    def _refuse_claims(self) -> None:
-        """The configuration of a folder must not claim more than the run does."""
-        said = self.tables.get("privacy") or {}
-        kept = {
-            "secret": (self.run.secret, "Gaussian(secret=True)"),
-            "release": (self.releases, "release=True"),
-        }
-        for name, (true, give) in kept.items():
-            if said.get(name) and not true:
-                raise BadInput(
-                    "configuration-not-kept",
-                    f"config says privacy.{name} = true, and the run does not keep it; give "
-                    f"{give}, or leave it out of config",
-                )
-
     @property
     def releases(self) -> bool:
         """Whether the model is meant for release."""
@@ -146,20 +134,9 @@ class Asked:
         return Measures.of(self.named, self.run.task)
 
     @property
-    def tables(self) -> Mapping[str, Any]:
-        """What ``config.toml`` says."""
-        return self.run.to_dict() if self.config is None else self.config
-
-    @property
-    def label(self) -> str:
-        """What the run is called while it goes on."""
-        simulated = self.run.privacy is not None and not self.run.secret
-        return f"{self.run.label}{' (simulated)' if simulated else ''}"
-
-    @property
     def origin(self) -> Origin:
         """Where the model will come from; several labels are found by their names."""
-        columns = dict((self.config or {}).get("data", {}))
+        columns = self.tables.get("data", {})
         label = columns.get("label")
         label = label if isinstance(label, str) else None
         return Origin(self.run.label, self.federation.title, label=label, site=columns.get("user"))
@@ -180,8 +157,11 @@ class Begun:
 @contextmanager
 def begun(asked: Asked) -> Iterator[Begun]:
     """Claim the run's folder, or pick up the run that it holds; other processes are kept out until
-    the end."""
+    the end. Of several that share the run the first alone has its folder and its ledger."""
     account = account_of(asked.run)
+    if asked.comm.rank > 0:
+        yield Begun(account, asked.run.seed())
+        return
     if asked.out is None:
         account.check_room()
         account.begin()
@@ -232,3 +212,49 @@ def _identity(asked: Asked, secret: Secret, digest: Digest) -> Identity:
     """What the run is, on these records."""
     data = secret.identity(digest.value)
     return Identity(asked.run.to_dict(), asked.engine, data, digest.covers, asked.home)
+
+
+def check_same(asked: Asked) -> None:
+    """Refuse processes that do not run the same thing together."""
+    comm, federation = asked.comm, asked.federation
+    if comm.count == 1:
+        return
+    if asked.engine != "simulator":
+        raise BadInput(
+            "not-applicable",
+            f"engine is {asked.engine!r}, and only the simulator runs on several ranks; leave it "
+            f"out, or use one process",
+        )
+    if comm.count > asked.run.users:
+        raise BadInput(
+            "too-many-ranks",
+            f"{comm.count} ranks were started for {asked.run.users} users; start at most one rank "
+            f"for each user",
+        )
+    versions = {
+        "version of dpscaffold": dpscaffold.__version__,
+        "version of PyTorch": torch.__version__.partition("+")[0],
+        "version of NumPy": np.__version__,
+    }
+    names = [one if isinstance(one, str) else one.__name__ for one in asked.metrics]
+    compared = [plain(asked.run.to_dict()), names, federation.declared_sizes]
+    said = json.dumps(compared, sort_keys=True, default=repr)
+    facts = {
+        **versions,
+        "configuration": hashlib.sha256(said.encode()).hexdigest(),
+        "data": _fingerprint(federation),
+    }
+    refuse_differing(comm, facts, frozenset(versions))
+
+
+def _fingerprint(federation: Federation) -> str:
+    """What tells that ranks have the same data; of stored data, the checksums of the files and the
+    sizes, so that no rank has to read the records of others."""
+    if not federation.mapped or not federation.checksum:
+        return federation.digest().value
+    state = hashlib.blake2b(federation.checksum.encode())
+    for table in (federation.train, federation.test):
+        state.update(repr(tuple(table.features.shape)).encode())
+        for block in table.offsets.split(1 << 20):
+            state.update(block.numpy().data)
+    return state.hexdigest()

@@ -11,18 +11,17 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from dpscaffold.privacy.numbers import round_up
 from dpscaffold.runs.history import HistoryRow, MetricValues
-from dpscaffold.training.training import OnRound, ignore
+from dpscaffold.training.training import OnRound
 
 #: The seconds between two lines where there is no terminal.
 PAUSE = 2.0
 
 
 @contextmanager
-def live_line(label: str, rounds: int, shown: bool) -> Iterator[OnRound]:
-    """A callback for the row of each round, which shows round, accuracy, loss, ε and the time
-    left."""
+def live_line(label: str, rounds: int, on_round: OnRound) -> Iterator[OnRound]:
+    """The same callback, which also shows round, accuracy, loss, ε and the time left."""
     console = Console(stderr=True)
-    live = shown and (console.is_terminal or console.is_jupyter)
+    live = console.is_terminal or console.is_jupyter
     columns = (TextColumn("{task.description}"), BarColumn(10), TimeRemainingColumn())
     evaluated: MetricValues = {}
     printed = 0.0
@@ -32,6 +31,7 @@ def live_line(label: str, rounds: int, shown: bool) -> Iterator[OnRound]:
 
         def show(row: HistoryRow) -> None:
             nonlocal evaluated, printed
+            on_round(row)
             new = "train_loss" in row.metrics
             evaluated = row.metrics if new else evaluated
             line = f"{label}: round {row.round}/{rounds}{in_words(row.metrics, evaluated)}"
@@ -41,7 +41,7 @@ def live_line(label: str, rounds: int, shown: bool) -> Iterator[OnRound]:
                 printed = now
                 console.print(line, highlight=False, soft_wrap=True)
 
-        yield show if shown else ignore
+        yield show
 
 
 def in_words(spent: MetricValues, evaluated: MetricValues) -> str:

@@ -14,7 +14,7 @@ from dpscaffold.algorithms import Algorithm
 from dpscaffold.algorithms.naming import own_failures
 from dpscaffold.checks import instance
 from dpscaffold.config import Configuration, Run, load, make_run
-from dpscaffold.config.gaussian import Gaussian, overruled
+from dpscaffold.config.gaussian import Gaussian
 from dpscaffold.config.plan import Plan
 from dpscaffold.config.secure import Secure
 from dpscaffold.engine import Engine, Loop, State
@@ -28,21 +28,19 @@ from dpscaffold.models.personal import JOINING, Strength, own_models
 from dpscaffold.privacy.page import Statement
 from dpscaffold.privacy.seeds import public_seed
 from dpscaffold.randomness.streams import Randomness
-from dpscaffold.runs.account import account_of
 from dpscaffold.runs.folder import RunFolder
 from dpscaffold.runs.history import MetricValues
 from dpscaffold.runs.ledger import WITHIN
 from dpscaffold.runs.written import plain
 from dpscaffold.tasks import Task
 from dpscaffold.tasks.fitting import require_task
-from dpscaffold.training.distributed import check_same
 from dpscaffold.training.evaluator import OPTIMUM, Evaluator
-from dpscaffold.training.opening import Asked, Begun, OwnMetric, begun
+from dpscaffold.training.opening import Asked, OwnMetric, begun, check_same
 from dpscaffold.training.optimum import Optimum, solve
 from dpscaffold.training.progress import live_line
 from dpscaffold.training.result import Result, summarise
 from dpscaffold.training.stopping import Stopping
-from dpscaffold.training.training import Ending, Evaluate, OnRound, Training, both, ignore
+from dpscaffold.training.training import Ending, Evaluate, OnRound, Training, ignore
 
 #: Receives what was read and what will be run, one sentence at a time.
 Say = Callable[[str], None]
@@ -72,12 +70,10 @@ def train(
     out: Path | str | None = None,
     resume: bool = False,
     on_round: OnRound = ignore,
-    config: Mapping[str, Any] | None = None,
     chunk: int | None = None,
     progress: bool = False,
     metrics: Sequence[str | OwnMetric] = (),
     stopping: Stopping | None = None,
-    release: bool | Sequence[str] = False,
     data_key: Path | str | None = None,
     distributed: bool = False,
 ) -> Result:
@@ -100,7 +96,6 @@ def train(
         resume: Continue the run in ``out``.
         on_round: Called as ``on_round(row)`` after every round, with its number and its metrics;
             they are few between evaluations, which happen every ``plan.evaluate_every`` rounds.
-        config: Tables of a configuration to store with the run.
         chunk: The number of users that are computed at once; None chooses it.
         progress: Show a live line, in notebooks too.
         metrics: Names (:data:`~dpscaffold.tasks.metrics.METRICS`), or functions that are called
@@ -108,9 +103,6 @@ def train(
             optimum x*, and ``"dissimilarity"`` how far apart the users' gradients are: always
             measured for a convex task, and most of the time of an evaluation for a network.
         stopping: Ends the run early by a public validation set; ε is that of all planned rounds.
-        release: Train a model to publish (:mod:`~dpscaffold.config.release`): noise and sampling
-            from the operating system, and a refusal of what the guarantee would not cover. A list
-            names refusals that are overruled.
         data_key: A file with a key, made if it is missing. Runs with the same key file can be
             compared as being over the same records; others count as such.
         distributed: Share the run with the other processes of the process group. Every process
@@ -138,7 +130,6 @@ def train(
             raise BadInput(
                 "not-a-list", f"metrics is '{metrics}'; give a list: metrics=['{metrics}']"
             )
-        privacy = _released(privacy, overruled(release))
         data = federation if federation.mapped else federation.validated()
         made = make_run(data.roster, task, algorithm, plan, privacy, secure)
         asked = Asked(
@@ -149,7 +140,7 @@ def train(
             engine=engine,
             out=None if out is None else Path(out),
             resume=resume,
-            config=_as_release(made, config),
+            tables=made.to_dict(),
             metrics=tuple(metrics),
             stopping=stopping,
             data_key=None if data_key is None else Path(data_key),
@@ -212,7 +203,7 @@ def run(
             engine=engine,
             out=None if out is None else Path(out),
             resume=resume,
-            config=settings.resolved(made),
+            tables=settings.resolved(made),
             home=settings.home,
             metrics=tuple(settings.task.metrics or ()),
             stopping=_stopping(settings),
@@ -315,27 +306,6 @@ def _continued(made: Run, out: Path | str | None, resume: bool) -> Run:
     return replace(made, plan=made.plan.changed(learning_rate=begun))
 
 
-def _released(privacy: Gaussian | None, allow: Sequence[str] | None) -> Gaussian | None:
-    """The privacy of a release with these exceptions, where one is asked for."""
-    if allow is None:
-        return privacy
-    if privacy is None:
-        raise BadInput(
-            "no-privacy",
-            "release is asked for without privacy; give a mechanism, such as Gaussian(epsilon=2.0)",
-        )
-    return privacy.changed(release=list(allow) or True)
-
-
-def _as_release(made: Run, config: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """The configuration of a release says that it is one."""
-    if made.privacy is None or made.privacy.allowed is None:
-        return config
-    tables = made.to_dict() if config is None else dict(config)
-    recipe = {"secret": True, "release": list(made.privacy.allowed) or True}
-    return {**tables, "privacy": {**tables.get("privacy", {}), **recipe}}
-
-
 def described(made: Run) -> str:
     """What will be run, in a sentence."""
     privacy = made.privacy
@@ -356,11 +326,12 @@ def trained(asked: Asked) -> Result:
     """Take all rounds that are left, and write what the run leaves behind. Of several processes
     every one does the same; the first alone has the ledger and the folder."""
     run, comm = asked.run, asked.comm
-    check_same(comm, asked)
-    with (
-        _begun(asked) as start,
-        live_line(asked.label, run.plan.rounds, asked.progress) as line,
-    ):
+    check_same(asked)
+    line: AbstractContextManager[OnRound] = nullcontext(asked.on_round)
+    if asked.progress:
+        simulated = " (simulated)" if run.privacy is not None and not run.secret else ""
+        line = live_line(f"{run.label}{simulated}", run.plan.rounds, asked.on_round)
+    with begun(asked) as start, line as on_round:
         best = None
         if OPTIMUM in asked.named:
             best = comm.first(partial(solve, asked.federation, run.task, run.plan.regularisation))
@@ -373,7 +344,7 @@ def trained(asked: Asked) -> Result:
             folder=start.folder,
             evaluate=_evaluation(asked, best),
             stopping=asked.stopping,
-            on_round=both(asked.on_round, line),
+            on_round=on_round,
             every=run.plan.checkpoint_every,
             comm=comm,
             device=asked.device,
@@ -384,13 +355,6 @@ def trained(asked: Asked) -> Result:
         with _ends_stored(training), stop_signals() as stop:
             ending = training.advance(stop)
             return _result(asked, training, ending, best)
-
-
-def _begun(asked: Asked) -> AbstractContextManager[Begun]:
-    """The run's folder and ledger, at the process that has them."""
-    if asked.comm.rank == 0:
-        return begun(asked)
-    return nullcontext(Begun(account_of(asked.run), asked.run.seed()))
 
 
 def _engine(asked: Asked, streams: Randomness) -> Engine | Loop:

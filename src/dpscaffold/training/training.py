@@ -13,6 +13,7 @@ import torch
 from dpscaffold.algorithms import Algorithm, Server
 from dpscaffold.config import Run
 from dpscaffold.engine import Round, State
+from dpscaffold.engine.device import CPU
 from dpscaffold.engine.distributed import ALONE, Comm
 from dpscaffold.engine.state import Engine
 from dpscaffold.errors import Diverged
@@ -25,8 +26,6 @@ from dpscaffold.runs.history import HistoryRow, MetricValues
 from dpscaffold.runs.written import plain
 from dpscaffold.training.stopping import Stopping
 
-CPU = torch.device("cpu")
-
 #: Called after every round with what is known of it: few metrics between evaluations.
 OnRound = Callable[[HistoryRow], None]
 
@@ -36,16 +35,6 @@ Evaluate = Callable[[State], MetricValues]
 
 def ignore(row: HistoryRow) -> None:
     """Nobody follows the run."""
-
-
-def both(first: OnRound, second: OnRound) -> OnRound:
-    """Two callbacks as one."""
-
-    def call(row: HistoryRow) -> None:
-        first(row)
-        second(row)
-
-    return call
 
 
 @dataclass(frozen=True)
