@@ -75,11 +75,10 @@ def test_a_ledger_that_must_be_kept_needs_a_folder(
     with refuses(said):
         run({"data": TABLES["data"], "privacy": {"noise": 4.0, **privacy}})
     given = synthetic(users=4, records=40, dimension=4, classes=3)
-    options = {"release": ["unprotected-preprocessing"]}
-    more, given_file = (options, None) if "release" in privacy else ({}, "b.jsonl")
-    noised = Gaussian(noise=4.0, budget_file=given_file)
+    allowed = {"release": ["unprotected-preprocessing"]} if "release" in privacy else privacy
+    noised = Gaussian(noise=4.0, **allowed)  # type: ignore[arg-type]
     with refuses(said):
-        train(given, Logistic(4, 3), fedavg(), PLAN, noised, **more)  # type: ignore[arg-type]
+        train(given, Logistic(4, 3), fedavg(), PLAN, noised)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
-import subprocess
-import sys
-import time
-from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
 import pytest
 from refusals import refuses
-from stated import described, over_draw, written
+from stated import described, over_draw
 from training.test_crashes import DATA, SECRET, SEEDED, Crash, die_after, journalled
 from typer.testing import CliRunner
 
@@ -120,17 +115,6 @@ def test_runs_add_up_until_one_is_refused(federation, file, tmp_path):
     assert BudgetFile(file).read().spent[0] == pytest.approx(runs * cost)
 
 
-def test_the_rounds_that_would_fit_do(federation, tmp_path):
-    run = go(federation, None).setting.describe()
-    total = price(run) * 0.999
-    most = max(rounds for rounds in range(1, 6) if price(run, rounds) <= total)
-    BudgetFile.open(tmp_path / "b", total, 0.01)
-    with refuses(f"budget-too-small: ({most} "):
-        go(federation, str(tmp_path / "b"))
-    plan = PLAN.changed(rounds=most)
-    assert go(federation, str(tmp_path / "b"), plan=plan).ended == "completed"
-
-
 def test_rounds_run_again_raise_the_grant(federation, file, tmp_path):
     """Killed after round 5 with a checkpoint at 3: rounds 4 and 5 are released twice."""
     with pytest.raises(Crash):
@@ -176,19 +160,6 @@ def test_a_copy_of_a_run_is_noticed(federation, file, tmp_path):
     go(federation, file, tmp_path / "copy")
     with refuses("run-copied"):
         go(federation, file, tmp_path / "run")
-
-
-def test_a_copy_that_runs_at_the_same_time_is_noticed(federation, file, tmp_path):
-    with pytest.raises(Crash):
-        go(federation, file, tmp_path / "run", on_round=die_after(3))
-    shutil.copytree(tmp_path / "run", tmp_path / "copy")
-
-    def run_the_copy(row):
-        if row.round == 4:
-            go(federation, file, tmp_path / "copy")
-
-    with refuses("run-copied"):
-        go(federation, file, tmp_path / "run", on_round=run_the_copy)
 
 
 @pytest.mark.parametrize("damage", ["shortened", "another", "gone"])
@@ -323,31 +294,6 @@ def test_the_commands(tmp_path):
     said = json.loads(call("privacy", file, "--json").stdout)
     assert said["runs"][0]["participations"] == 3 and said["runs"][0]["noise_seed"] is None
     assert call("train", config, "--out", tmp_path / "a", "--resume").exit_code == 0
-
-
-def test_kill_and_resume_by_the_commands(tmp_path):
-    """kill −9 in mid-run: what the journal says was released is covered by what was granted."""
-    file, config = tmp_path / "budget.jsonl", tmp_path / "run.toml"
-    text = CONFIG.replace("FILE", str(file)).replace("rounds = 3", "rounds = 120")
-    config.write_text(text.replace("[plan]", "[plan]\ncheckpoint_every = 7\nseed = 4"))
-    BudgetFile.open(file, 50.0, 0.1)
-    command = [sys.executable, "-m", "dpscaffold", "train", str(config), "--out", "run"]
-    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 60
-    while file.read_text().count("participate") < 10 and process.poll() is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    process.kill()
-    assert process.wait(10) == -signal.SIGKILL
-    assert call("train", config, "--out", tmp_path / "run", "--resume").exit_code == 0
-    lines = [json.loads(line) for line in (tmp_path / "run" / "ledger.jsonl").open()]
-    lines = [line for line in lines if "round" in line]
-    again = [line["round"] for line in lines if line.get("again")]
-    run = replace(written(tmp_path / "run").run, extra=0)  # ``again`` says what was run again
-    contents = BudgetFile(file).read()
-    assert contents.spent[0] >= price(run, 120, again=again) * (1 - 1e-9)
-    assert contents.spent[0] <= price(run, 120, again=again) * 1.0001
-    assert len(lines) == sum(contents.participations.values())
 
 
 def test_bad_commands_are_one_sentence(tmp_path):

@@ -18,7 +18,6 @@ from dpscaffold.audit.subject import _described
 from dpscaffold.cli import app
 from dpscaffold.config import Secure, make_run, parse, solve_noise
 from dpscaffold.config.budgets import own_noises
-from dpscaffold.data.loading import load_federation
 from dpscaffold.privacy import adversaries, epsilons_by_group, noise_seen, round_up
 from dpscaffold.report.runs import comparison_table, read_run
 
@@ -46,13 +45,6 @@ def test_the_noise_of_each_user_keeps_its_own_budget(changes):
         assert run.privacy.noise_of(1) == pytest.approx(alone.privacy.noise, rel=1e-3)
     for user in range(6):
         assert run.privacy_of(user).noise == run.privacy.noise_by_user[user]
-
-
-def test_equal_budgets_are_one_noise():
-    run = setting("fedavg", "logistic", private({"default": 2.0}, unit="user"))
-    assert run.privacy.noise_by_user is None
-    one = setting("fedavg", "logistic", Gaussian(0.7, epsilon=2.0, unit="user"))
-    assert run.privacy.noise == one.privacy.noise
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "records", "noise"])
@@ -124,20 +116,6 @@ def test_more_rounds_add_up_for_each_user(tmp_path):
     two = train(data, run.task, fedavg(), more, solved, out=tmp_path / "run", resume=True)
     assert np.array(two.privacy.by_group) == pytest.approx(2 * np.array(one.privacy.by_group))
     assert two.privacy.towards("server").epsilon >= max(two.privacy.by_group) * (1 - 1e-9)
-
-
-def test_a_configuration_has_a_table():
-    tables = {
-        "data": {"source": "synthetic", "users": 5, "records": 50},
-        "privacy": {"epsilon": {"default": 4.0, "2": 1.0}},
-    }
-    settings = parse(tables)
-    data = load_federation(settings.data)
-    solved = settings.setting(data)
-    tables = settings.resolved(solved)
-    assert "epsilon" not in tables["privacy"]
-    noises = tables["privacy"]["noise"]
-    assert solved.privacy.noise == min(noises) and noises[2] == max(noises)
 
 
 BAD = {

@@ -246,19 +246,6 @@ def test_a_second_run_in_one_folder_is_refused_for_the_life_of_the_first(
     check(go(federation, tmp_path / "run"))
 
 
-def test_two_processes_that_begin_at_once(federation, tmp_path):
-    """Of two that find an empty folder, one runs; the other writes nothing into it."""
-    from dpscaffold.runs.folder import Identity, RunFolder
-
-    first, second = RunFolder(tmp_path), RunFolder(tmp_path)
-    first.lock()
-    with refuses("folder-in-use"):
-        second.begin("", Identity({}, "", "", ""))
-    first.release()
-    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
-    assert go(federation, tmp_path).ended == "completed"
-
-
 @pytest.mark.parametrize("size", [1, 40, -1])
 def test_a_torn_line_bricks_no_run(federation, tmp_path, size):
     """The beginning of a line that was never finished is a round that never ran."""

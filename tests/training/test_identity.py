@@ -20,7 +20,6 @@ from dpscaffold import BadInput, Gaussian, Logistic, Plan, fedavg, synthetic, tr
 from dpscaffold import run as run_configuration
 from dpscaffold.cli import app
 from dpscaffold.federation import Federation
-from dpscaffold.runs.budget_file import BudgetFile
 
 PLAN = Plan(rounds=2, local_steps=1, user_ratio=0.5, evaluate_every=2)
 NOISE = Gaussian(noise=8.0, secret=True)
@@ -136,18 +135,6 @@ def test_a_bad_key_file_is_one_sentence_and_nothing_is_written(federation, tmp_p
         app, ["train", "--set", "plan.rounds=1", "--data-key", str(bad), "--out", str(tmp_path)]
     )
     assert isinstance(said.exception, BadInput)
-
-
-def test_budget_files_tell_nothing_of_the_records(federation, tmp_path):
-    """Their grants add whatever the records are, so none of them names any."""
-    file = tmp_path / "budget.jsonl"
-    BudgetFile.open(file, 9.0, 0.1)
-    go(federation, tmp_path / "run", limits={"delta": 1e-3, "budget_file": file})
-    lines = [json.loads(line) for line in file.read_text().splitlines()]
-    (grant,) = [line for line in lines if line["event"] == "grant"]
-    assert {"unit", "neighbours", "noise_seed"} < set(grant) and "data" not in grant
-    shown = CliRunner().invoke(app, ["privacy", str(file), "--json"]).stdout
-    assert identity_of(tmp_path / "run") not in file.read_text() + shown
 
 
 def test_sites_keep_no_identity_of_their_records(tmp_path):

@@ -18,22 +18,17 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import accuracy_score, f1_score, hamming_loss, roc_auc_score
 from typer.testing import CliRunner
 
-from dpscaffold import Gaussian, Linear, Plan, fedavg, load_model, scaffold, train
+from dpscaffold import Gaussian, Linear, Plan, load_model, scaffold, train
 from dpscaffold.cli import app
-from dpscaffold.config import load, parse
+from dpscaffold.config import parse
 from dpscaffold.data import from_users
-from dpscaffold.data.heterogeneity import describe
 from dpscaffold.data.loading import load_federation, prepare
 from dpscaffold.federation import Federation
 from dpscaffold.federation.labels import MOST_LABELS, pack, unpack
 from dpscaffold.federation.schema import Target
 from dpscaffold.models import evaluate_files, predict_files
-from dpscaffold.models.export import export
-from dpscaffold.models.module import WholeModel
-from dpscaffold.tasks import LOSSES, ModuleTask
-from dpscaffold.training.evaluator import baseline, constant_loss
+from dpscaffold.tasks import LOSSES
 from dpscaffold.training.optimum import solve
-from dpscaffold.training.stopping import Stopping
 
 LABELS = ("fever", "cough", "rash")
 PLAN = {"rounds": 15, "local_steps": 4, "user_ratio": 1.0, "data_ratio": 0.5, "learning_rate": 0.5}
@@ -121,42 +116,6 @@ def test_labels_without_a_common_layer_have_the_optima_of_each_alone() -> None:
 # --- from a file to a model ---
 
 
-@pytest.mark.parametrize("task", [{}, {"kind": "linear"}, {"kind": "mlp", "hidden": 16}])
-def test_labels_are_learnt_from_a_csv_file_in_both_engines(
-    tmp_path: Path, task: dict[str, Any]
-) -> None:
-    write(tmp_path / "t.csv")
-    tables = {"data": data(tmp_path / "t.csv"), "task": task, "plan": {**PLAN, "rounds": 40}}
-    settings = parse({**tables, "algorithm": {"name": "scaffold"}})
-    federation = load_federation(settings.data)
-    assert federation.target == Target("labels", LABELS)
-    setting = settings.setting(federation)
-    found = [
-        train(federation, setting.task, setting.algorithm, setting.plan, engine=engine)
-        for engine in ("simulator", "loop")
-    ]
-    torch.testing.assert_close(found[0].params, found[1].params, rtol=1e-3, atol=1e-4)
-    final, plain = found[0].final, baseline(federation)
-    assert final["test_label_accuracy"] > plain["test_label_accuracy"] + 0.1
-    assert final["train_loss"] < 0.7 * constant_loss(federation, setting.task)
-    assert describe(federation).counts.sum() == len(federation.train)
-
-
-def test_private_labels_of_a_module_keep_the_promised_clip(tmp_path: Path) -> None:
-    """Your own network, in both engines, with noise: nothing is special about labels."""
-    x, held = rows_of(1, 60)
-    federation = from_users([(x[:30], held[:30]), (x[30:], held[30:])], target="labels")
-    net = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3))
-    task = ModuleTask(net, loss=LOSSES["labels"])
-    plan = Plan(rounds=3, local_steps=2, user_ratio=1.0, data_ratio=0.5, learning_rate=0.2)
-    runs = [
-        train(federation, task, fedavg(), plan, Gaussian(clip=0.2, noise=1.0), engine=engine)
-        for engine in ("simulator", "loop")
-    ]
-    torch.testing.assert_close(runs[0].params, runs[1].params, rtol=1e-4, atol=1e-5)
-    assert runs[0].privacy.towards("server").epsilon > 0
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run folder of three labels, and raw rows that were not there."""
@@ -217,32 +176,6 @@ def test_an_evaluation_agrees_with_scikit_learn(run: Path) -> None:
     assert len(found.sites) == 4 and found.sites[0]["macro_f1"] is not None
 
 
-def test_a_stored_model_and_its_module_say_the_same(run: Path, tmp_path: Path) -> None:
-    model = load_model(run / "run")
-    again = load_model(model.save(tmp_path / "copy"))
-    assert torch.equal(again.scores(run / "new.csv"), model.scores(run / "new.csv"))
-    module = model.to_module()
-    assert isinstance(module, WholeModel)
-    rows = torch.from_numpy(rows_of(9, 300)[0])
-    torch.testing.assert_close(module(rows), model.scores(rows))
-    path = export(model, "torch", tmp_path / "m.pt2")
-    torch.testing.assert_close(torch.export.load(path).module()(rows), model.scores(rows))
-
-
-def test_a_configuration_is_drafted_for_several_labels(tmp_path: Path) -> None:
-    write(tmp_path / "t.csv")
-    runner, config = CliRunner(), tmp_path / "t.toml"
-    named = ["--label", "fever, cough,rash", "--user", "site", "--out", str(config)]
-    done = runner.invoke(app, ["init", f"{tmp_path}/t.csv", *named])
-    assert done.exit_code == 0 and "cough: label (given by --label; 2 values" in done.output, (
-        done.output
-    )
-    federation = load_federation(load(config).data)
-    assert federation.target == Target("labels", LABELS) and federation.dimension == 4
-    wrong = runner.invoke(app, ["init", f"{tmp_path}/t.csv", "--label", "fever,a", "--force"])
-    assert "label column 'a' holds" in str(wrong.exception)
-
-
 def test_labels_come_from_arrays_and_parquet_and_prepared_folders(tmp_path: Path) -> None:
     x, held = rows_of(2, 40)
     np.savez(tmp_path / "t.npz", features=x, labels=held, classes=np.array(LABELS))
@@ -260,19 +193,6 @@ def test_labels_come_from_arrays_and_parquet_and_prepared_folders(tmp_path: Path
     np.testing.assert_array_equal(np.sort(every), np.sort(pack(held)))
     in_memory = load_federation(given)
     assert torch.equal(in_memory.train.labels, loaded.train.labels)
-
-
-def test_a_run_stops_by_public_rows_with_several_labels() -> None:
-    x, held = rows_of(4, 80)
-    federation = from_users([(x[:40], held[:40]), (x[40:], held[40:])], target="labels")
-    result = train(
-        federation,
-        Linear(4, 3, LOSSES["labels"]),
-        fedavg(),
-        Plan(rounds=30, local_steps=1, user_ratio=1.0, learning_rate=1e-9, evaluate_every=1),
-        stopping=Stopping(x[:5], labels=held[:5].tolist(), patience=2),
-    )
-    assert result.rounds < 30
 
 
 # --- bad input ---

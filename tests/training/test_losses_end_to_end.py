@@ -11,8 +11,6 @@ import pytest
 import torch
 from refusals import refuses
 from sklearn.linear_model import LogisticRegression, Ridge
-from sklearn.metrics import f1_score, mean_absolute_error, r2_score, roc_auc_score
-from stated import summary_of
 from typer.testing import CliRunner
 
 from dpscaffold import Linear, Plan, fedavg, train
@@ -105,32 +103,6 @@ def test_every_loss_learns_from_a_csv_file_in_both_engines(
         assert ("test_auc" in final) == (kind == "two")
 
 
-def test_metrics_of_a_run_are_scikit_learns(tmp_path: Path) -> None:
-    """Predictions of the result's own model on raw rows, evaluated by scikit-learn."""
-    for kind, task in (TASKS[1], TASKS[4]):
-        data = write(tmp_path / f"{kind}.csv", kind)
-        settings = parse({"data": data, "task": task, "plan": PLAN})
-        federation = load_federation(settings.data)
-        setting = settings.setting(federation)
-        result = train(federation, setting.task, setting.algorithm, setting.plan)
-        x, y = federation.test.features, federation.test.labels.numpy()
-        y = 12 * y + 3 if kind == "number" else y  # the labels are on the scale of the range
-        if kind == "two":
-            chance = result.model.probabilities(x, prepared=True)[:, 1].numpy()
-            guess = result.predict(x, prepared=True).numpy()
-            assert result.final["test_auc"] == pytest.approx(roc_auc_score(y, chance))
-            assert result.final["test_f1"] == pytest.approx(f1_score(y, guess))
-            each = [
-                float((guess[i : i + 20] == y[i : i + 20]).mean()) for i in range(0, len(y), 20)
-            ]
-            assert result.final["test_accuracy"] == pytest.approx(np.mean(each))
-        else:
-            guess = result.predict(x, prepared=True).numpy()
-            assert result.final["test_r2"] == pytest.approx(r2_score(y, guess), abs=1e-6)
-            mae = mean_absolute_error(y, guess)  # users have equally many test records here
-            assert result.final["test_mae"] == pytest.approx(mae, rel=1e-6)
-
-
 def users(number: bool, count: int = 3, records: int = 50) -> Any:
     rng = np.random.default_rng(7)
     pairs = []
@@ -215,45 +187,6 @@ def test_tasks_that_do_not_fit(tmp_path: Path, kind: str, task: dict[str, Any], 
         settings = parse(tables)
         settings.setting(load_federation(settings.data))
     assert "\n" not in str(caught.value)
-
-
-def test_a_task_that_does_not_fit_is_refused_from_python_too() -> None:
-    plan = Plan(rounds=1, local_steps=1, user_ratio=1.0, data_ratio=1.0)
-    with refuses("wrong-loss: 'squared'"):
-        train(users(number=False), Linear(4, 1, LOSSES["squared"]), fedavg(), plan)
-    with refuses("wrong-scores"):
-        train(users(number=False), Linear(4, 1), fedavg(), plan)
-
-
-def test_regression_from_the_command_line(tmp_path: Path) -> None:
-    data = write(tmp_path / "t.csv", "number")
-    config = tmp_path / "config.toml"
-    config.write_text(
-        f"[data]\nsource = 'csv'\npath = '{data['path']}'\nlabel = 'y'\nuser = 'site'\n"
-        "target = { kind = 'number', low = -9, high = 15 }\npreprocess = ['standardise']\n"
-        "[task]\nkind = 'linear'\nloss = 'huber'\nmetrics = ['optimum']\n"
-        "[plan]\nrounds = 20\nlocal_steps = 5\nuser_ratio = 1.0\ndata_ratio = 0.5\n"
-        "learning_rate = 0.2\nevaluate_every = 10\n"
-        "[privacy]\nnoise = 0.5\nclip = 2.0\n"
-    )
-    out = tmp_path / "run"
-    answer = CliRunner().invoke(app, ["train", str(config), "--out", str(out)])
-    assert answer.exit_code == 0, answer.output
-    told = " ".join(answer.output.split())
-    assert "RMSE" in told and "central optimum" in told
-    summary = summary_of(out)
-    assert summary["metric"] == "test_rmse" and summary["late_test_rmse"] > 0
-    assert summary["baseline_test_rmse"] > summary["optimum_test_rmse"]
-    assert "late_test_accuracy" not in summary
-    table = CliRunner().invoke(app, ["compare", str(out), "--out", str(tmp_path / "t.png")])
-    assert table.exit_code == 0 and "RMSE" in table.output, table.output
-    figure = CliRunner().invoke(app, ["compare", str(out), "--out", str(tmp_path / "c.png")])
-    assert figure.exit_code == 0 and (tmp_path / "c.png").exists(), figure.output
-    bad = CliRunner().invoke(
-        app,
-        ["train", str(config), "--set", "task.loss=softmax", "--out", str(tmp_path / "bad")],
-    )
-    assert bad.exit_code != 0 and not (tmp_path / "bad").exists()
 
 
 def test_tuning_compares_the_metric_that_is_asked_for(tmp_path: Path) -> None:

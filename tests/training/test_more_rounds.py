@@ -18,7 +18,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refuses
-from stated import described, over_draw, read, spent, stated, written
+from stated import over_draw, read, spent, stated, written
 from typed import typed
 
 from dpscaffold import Gaussian, Logistic, Plan, scaffold, synthetic, train
@@ -72,18 +72,6 @@ def test_more_rounds_are_those_of_a_longer_run_and_their_epsilon_adds(tmp_path: 
     assert [part.rounds for part in said.parts] == [6, 4]
     with refuses("fewer-rounds"):
         go(PLAN, tmp_path / "run")
-
-
-def test_it_can_be_given_more_twice_and_other_changes_are_refused(tmp_path: Path) -> None:
-    go(PLAN, tmp_path / "run", resume=False)
-    go(PLAN.changed(rounds=8), tmp_path / "run")
-    last = go(PLAN.changed(rounds=11), tmp_path / "run")
-    run = read_account(tmp_path / "run").ledger.run
-    assert last.privacy.towards("server").epsilon == math.fsum([alone(n, run) for n in (6, 2, 3)])
-    assert last.privacy.delta == pytest.approx(3 * run.delta)
-    with refuses("configuration-changed: plan.learning_rate = 0.5 … 0.1"):
-        go(PLAN.changed(rounds=20, learning_rate=0.1), tmp_path / "run")
-    assert described(tmp_path / "run")["setting"]["plan"]["rounds"] == 11
 
 
 class Killed(Exception):
@@ -222,19 +210,6 @@ def test_users_of_different_pasts_decline_at_different_times(tmp_path: Path) -> 
     assert again.privacy.towards("server").given <= cap
 
 
-def test_a_budget_file_covers_capped_users_of_a_longer_second_part(tmp_path: Path) -> None:
-    full = PLAN.changed(rounds=2, user_ratio=1.0)
-    go(full, tmp_path / "probe", False)
-    run = read_account(tmp_path / "probe").ledger.run
-    path = tmp_path / "budget.jsonl"
-    BudgetFile.open(path, epsilon=100.0, delta=10 * run.delta)
-    limits = {"budget_file": str(path), "user_epsilon": 40.0}
-    go(full, tmp_path / "run", False, limits=limits)
-    more = go(full.changed(rounds=12), tmp_path / "run", limits=limits)
-    granted, delta = BudgetFile(path).read().spent
-    assert granted >= more.privacy.towards("server").given > 0 and delta == more.privacy.delta
-
-
 @pytest.mark.parametrize("rounds", [10, 14])
 def test_the_average_goes_on_or_begins_anew(tmp_path: Path, rounds: int) -> None:
     """Where the longer plan's tail begins after what is done, it is that of a run planned so."""
@@ -243,13 +218,6 @@ def test_the_average_goes_on_or_begins_anew(tmp_path: Path, rounds: int) -> None
     more = go(plan.changed(rounds=rounds), tmp_path / "run")
     whole = go(plan.changed(rounds=rounds), tmp_path / "whole", False)
     assert torch.equal(more.params, whole.params) == (rounds == 14)
-
-
-def test_without_privacy_there_is_nothing_to_add(tmp_path: Path) -> None:
-    go(PLAN, tmp_path / "run", False, None)
-    more = go(PLAN.changed(rounds=10), tmp_path / "run", True, None)
-    whole = go(PLAN.changed(rounds=10), tmp_path / "whole", False, None)
-    assert torch.equal(more.params, whole.params) and not more.privacy.guarantee
 
 
 @given(

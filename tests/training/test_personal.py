@@ -24,11 +24,9 @@ from dpscaffold import (
     Result,
     fedavg,
     load_model,
-    ridge,
     run,
     train,
 )
-from dpscaffold.federation.schema import Target
 from dpscaffold.models.evaluate import evaluate, score_held_out
 from dpscaffold.models.export import export
 from dpscaffold.models.personal import (
@@ -114,15 +112,6 @@ def test_other_tasks_are_fitted_to_a_stationary_point(task: Logistic | Mlp) -> N
     assert float(gradient.norm()) < (5e-3 if task.convex else 0.05)  # ReLU has kinks
 
 
-def test_no_fit_depends_on_other_sites() -> None:
-    data, task = federation((9, 14, 6)), Logistic(4, 3)
-    sites = [SiteRows(*data.train.of(user)) for user in range(3)]
-    for one, rows in zip(fit_sites(task, sites, torch.ones(15)), sites, strict=True):
-        alone = fit_near(task, rows, torch.ones(15))
-        assert one.strength == alone.strength
-        torch.testing.assert_close(one.params, alone.params, atol=2e-3, rtol=2e-3)
-
-
 def test_a_single_record_leaves_the_common_model_as_it_is() -> None:
     for task, rows in (
         (SQUARED, numbers(1)),
@@ -150,12 +139,6 @@ def test_a_personal_model_says_that_nothing_covers_it(tmp_path: Path) -> None:
     assert NOT_COVERED.rstrip(".") in (tmp_path / "one" / "privacy.md").read_text()
     with refuses("not-protected"):
         export(model, "safetensors", tmp_path / "out", only_protected=True)
-
-
-def test_the_common_model_is_as_before() -> None:
-    result = trained()
-    assert result.personal(0).params.tolist() != result.params.tolist()
-    assert result.model.origin.personal is None and result.model.unprotected == ()
 
 
 def test_bad_requests_are_refused() -> None:
@@ -206,19 +189,6 @@ def test_a_site_that_is_like_no_other_keeps_its_own_model() -> None:
     assert compared.mean("personal") > 0.9 > 0.75 > compared.mean("common")
     assert compared.mean("personal") >= compared.mean("local") - 0.05
     assert "does not help" in compared.sentence or compared.mean("gain") > 0
-
-
-def test_a_ridge_regression_of_numbers_is_personalised_in_its_own_units() -> None:
-    stream = np.random.default_rng(0)
-    parts = []
-    for shift in (10.0, 30.0):
-        x = stream.uniform(-0.5, 0.5, (40, 2)).astype(np.float32)
-        parts.append((x, (shift + 10 * x[:, 0]).astype(np.float32)))
-    data = Federation.from_arrays(parts, parts, target=Target("number", low=0, high=40))
-    result = train(data, Linear(2, 1, LOSSES["squared"]), ridge(), Plan.one_round())
-    assert result.personal(1).predict(np.zeros((1, 2))).tolist() == pytest.approx([30.0], abs=0.5)
-    compared = result.compare_sites()
-    assert compared.metric == "rmse" and compared.mean("personal") < 1 < compared.mean("common")
 
 
 TABLES = {

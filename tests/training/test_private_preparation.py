@@ -10,7 +10,7 @@ import pytest
 from privacy.explicit_pairs import gaussian_epsilon
 from refusals import refuses
 from small import federation
-from stated import at_most, check_told_alike, stated, written
+from stated import at_most, stated, written
 from typer.testing import CliRunner
 
 from dpscaffold import BadInput, Gaussian, Logistic, Plan, fedavg, train
@@ -136,14 +136,6 @@ def test_more_rounds_do_not_make_it_free(tmp_path):
 def test_a_cap_below_its_cost_is_refused():
     with refuses("budget-too-small: user_epsilon=0.5"):
         run(user_epsilon=0.5)
-
-
-def test_a_folder_states_the_same(tmp_path):
-    folder = tmp_path / "run"
-    privacy = Gaussian(noise=NOISE, delta=DELTA, user_epsilon=1.05 * exact(3))
-    said = train(centred(), Logistic(4, 3), fedavg(), PLAN, privacy, out=folder).privacy
-    assert written(folder) == said
-    check_told_alike(folder)
 
 
 def test_seeded_noise_in_a_secret_run_is_refused():

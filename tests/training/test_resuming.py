@@ -6,16 +6,14 @@ Every refusal is one sentence and leaves every byte of the folder as it was.
 from __future__ import annotations
 
 import hashlib
-import hmac
 import json
 import shutil
-import sys
 from dataclasses import replace
 
 import pytest
 import torch
 from refusals import refuses
-from stated import described, stated
+from stated import stated
 from typer.testing import CliRunner
 
 from dpscaffold import (
@@ -104,57 +102,6 @@ def test_one_record_changed_is_other_data(federation, tmp_path, privacy, part):
     refuses_to_resume("holds a run on other data", other, tmp_path / "run", privacy=privacy)
 
 
-CONFIG = """
-[data]
-source = "saved"
-path = "DATA"
-[algorithm]
-name = "fedavg"
-[plan]
-rounds = 4
-local_steps = 2
-user_ratio = 0.25
-evaluate_every = 2
-checkpoint_every = 2
-[privacy]
-noise = 3.0
-"""
-
-
-def test_resuming_on_changed_data_from_the_command_line(federation, tmp_path, monkeypatch, capsys):
-    """The configuration is the same to the letter; the data it names are not."""
-    from dpscaffold import cli
-
-    save(federation, tmp_path / "data")
-    (tmp_path / "run.toml").write_text(CONFIG.replace("DATA", str(tmp_path / "data")))
-    command = ["dpscaffold", "train", str(tmp_path / "run.toml"), "--out", str(tmp_path / "run")]
-    monkeypatch.setattr(sys, "argv", command)
-    assert _main(cli) == 0
-    identity = described(tmp_path / "run")
-    key = bytes.fromhex(json.loads((tmp_path / "run" / "secret.json").read_text())["data_key"])
-    digest = federation.digest().value.encode()
-    assert identity["data"] == hmac.new(key, digest, "sha256").hexdigest()
-    assert identity["covers"] == "every record, train and test"
-    save(with_one_label_changed(federation), tmp_path / "data", overwrite=True)
-    before = contents(tmp_path / "run")
-    capsys.readouterr()
-    monkeypatch.setattr(sys, "argv", [*command, "--resume"])
-    assert _main(cli) == 2
-    heard = capsys.readouterr().err
-    assert heard.count("error:") == 1 and "holds a run on other data" in " ".join(heard.split())
-    assert contents(tmp_path / "run") == before
-    save(federation, tmp_path / "data", overwrite=True)
-    assert _main(cli) == 0
-
-
-def _main(cli) -> int:
-    try:
-        cli.main()
-    except SystemExit as left:
-        return int(left.code or 0)
-    return 0
-
-
 def test_what_the_digest_of_a_huge_federation_covers(federation, tmp_path, monkeypatch):
     """Beyond the limit: stored checksums, labels, sizes and a sample; it says so."""
     save(federation, tmp_path / "one")
@@ -233,13 +180,6 @@ def test_another_budget(federation, tmp_path, changed, named):
     begin(federation, tmp_path / "run", privacy=LIMITED)
     privacy = LIMITED.changed(**changed)
     refuses_to_resume(named, federation, tmp_path / "run", privacy=privacy)
-
-
-def test_another_engine(federation, tmp_path):
-    begin(federation, tmp_path / "run")
-    refuses_to_resume(
-        "engine = 'simulator', not 'loop'", federation, tmp_path / "run", engine="loop"
-    )
 
 
 @pytest.mark.parametrize("number", [CHECKPOINT_FORMAT + 1, None])
@@ -363,13 +303,6 @@ def test_a_running_run_is_compared_by_its_ledger(federation, tmp_path):
     begin(federation, tmp_path / "run")
     row = read_run(tmp_path / "run").row()
     assert row["epsilon_server"] == stated(tmp_path / "run").towards("server").epsilon > 0
-
-
-def test_a_run_killed_before_its_configuration_was_written(federation, tmp_path):
-    """What it leaves does not keep the next one out."""
-    for name in ("secret.json", ".config.toml.partial"):
-        (tmp_path / name).write_text("{}")
-    assert train(federation, Logistic(40, 10), fedavg(), PLAN, out=tmp_path).ended == "completed"
 
 
 @pytest.mark.parametrize("text", ["[plan", "rounds = 3", "[run]\nsetting = 3"])

@@ -60,8 +60,8 @@ def trained(folder, name="run", plan="", privacy=""):
     return folder / name
 
 
-def from_python(federation, out=None, secret=True, plan=PLAN, **options):
-    privacy = Gaussian(noise=6.0, secret=secret)
+def from_python(federation, out=None, secret=True, plan=PLAN, release=None, **options):
+    privacy = Gaussian(noise=6.0, secret=secret, release=release)
     return train(federation, Logistic(40, 10), fedavg(), plan, privacy, out=out, **options)
 
 
@@ -128,19 +128,6 @@ def test_first_weights_keep_seed_0(federation):
 
     assert torch.equal(first(None), first(0)) and torch.equal(first(None), first(None, None))
     assert not torch.equal(first(None), first(1))
-
-
-@pytest.mark.parametrize("folder", [True, False], ids=["folder", "memory"])
-def test_python_draws_as_the_command_does(tmp_path, federation, folder):
-    results = [from_python(federation, tmp_path / name if folder else None) for name in ("a", "b")]
-    said = [result.privacy for result in results]
-    assert not said[0].quotes_given
-    assert results[0].setting.plan.seed is None
-    if folder:
-        assert draws(tmp_path / "a") != draws(tmp_path / "b")
-        assert stated(tmp_path / "a").guarantees == said[0].guarantees
-    given = from_python(federation, plan=PLAN.changed(seed=0)).privacy
-    assert given.quotes_given and given.epsilon == given.towards("server").given
 
 
 # --- resume
@@ -320,23 +307,6 @@ def test_copies_of_one_run_that_both_went_on(tmp_path, federation, advance):
         assert f"{tmp_path / 'c'} is a copy of" in words and words.endswith("c out")
 
 
-def test_the_epsilon_that_init_is_asked_for_is_stated(tmp_path, monkeypatch):
-    """From the two commands of the first page: asked 2, and every number that is shown is 2.00."""
-    monkeypatch.chdir(tmp_path)
-    rows = [f"{'abcd'[k % 4]},{k % 61},{'yes' if k % 61 > 30 else 'no'}" for k in range(400)]
-    (tmp_path / "visits.csv").write_text("\n".join(["site,age,ill", *rows]) + "\n")
-    options = ("--label", "ill", "--user", "site", "--epsilon", "2", "--out", "visits.toml")
-    assert call("init", "visits.csv", *options).exit_code == 0
-    assert "seed" not in tomllib.loads((tmp_path / "visits.toml").read_text())["plan"]
-    quick = ("--set", "plan.learning_rate=0.1", "--set", "plan.rounds=6")
-    said = json.loads(call("train", "visits.toml", "--out", "run", *quick, "--json").stdout)
-    own = read(said["privacy"])
-    assert own.seeded is False and not own.quotes_given
-    shown = (said["final"]["epsilon_server"], own.epsilon, stated("run").epsilon)
-    assert [f"{epsilon:.2f}" for epsilon in shown] == ["2.00"] * 3
-    assert "| 2.000 |" in call("privacy", "run").stdout
-
-
 def last_progress_line(folder, name, **keys):
     """What the last line of progress says of a run, and what its statement quotes."""
     config = configured(folder, name, **keys)
@@ -374,7 +344,3 @@ def test_epsilon_given_who_took_part_is_never_shown_too_small(tmp_path):
         shown.add(ledger.shown())
         assert ledger.largest() <= ledger.shown() <= 1.1 * ledger.largest()
     assert len(shown) < 60
-
-
-def test_a_bad_seed_is_one_sentence(tmp_path):
-    assert "plan.seed" in refused("train", str(configured(tmp_path, plan="seed = -1")))

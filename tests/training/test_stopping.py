@@ -22,16 +22,22 @@ PLAN = Plan(rounds=40, local_steps=3, user_ratio=0.5, evaluate_every=1)
 NOISY = Gaussian(clip=1.0, noise=8.0)
 
 
-def parts():
+def public(path: Path) -> Path:
+    """Public rows with a column of what is true."""
+    rows = torch.randn(30, 4, generator=torch.Generator().manual_seed(0)).tolist()
+    lines = ["label,0,1,2,3", *(f"{k % 3}," + ",".join(map(str, r)) for k, r in enumerate(rows))]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def parts(folder: Path):
     data = synthetic(users=8, records=60, dimension=4, classes=3)
-    public = torch.randn(30, 4, generator=torch.Generator().manual_seed(0))
-    labels = [str(k % 3) for k in range(30)]
-    return data, Stopping(public, labels=labels, patience=3)
+    return data, Stopping(public(folder / "public.csv"), patience=3)
 
 
 @pytest.mark.parametrize("kept", [False, True])
 def test_a_stopped_run_states_its_planned_rounds(tmp_path: Path, kept: bool) -> None:
-    data, stopping = parts()
+    data, stopping = parts(tmp_path)
     out = tmp_path / "run" if kept else None
     whole = train(data, Logistic(4, 3), scaffold(), PLAN, NOISY)
     short = train(data, Logistic(4, 3), scaffold(), PLAN, NOISY, stopping=stopping, out=out)
@@ -56,7 +62,7 @@ def test_a_stopped_run_states_its_planned_rounds(tmp_path: Path, kept: bool) -> 
 
 
 def test_a_killed_run_states_its_planned_rounds_too(tmp_path: Path) -> None:
-    data, stopping = parts()
+    data, stopping = parts(tmp_path)
 
     class Killed(Exception):
         pass
@@ -79,22 +85,13 @@ def test_a_killed_run_states_its_planned_rounds_too(tmp_path: Path) -> None:
     assert read_account(tmp_path / "run").statement().rounds == 40
 
 
-def test_it_stops_when_nothing_betters_and_not_before() -> None:
-    _, stopping = parts()
-    assert not stopping.is_over([0.1, 0.2, 0.3, 0.2])
-    assert stopping.is_over([0.1, 0.3, 0.2, 0.3, 0.1])
-    assert not stopping.is_over([0.3, 0.2, 0.2])
-
-
-def test_bad_public_rows() -> None:
-    with refuses("missing-argument"):
-        Stopping([[1.0]])
+def test_bad_public_rows(tmp_path: Path) -> None:
     with refuses("out-of-range: patience"):
-        Stopping([[1.0]], labels=["0"], patience=0)
-    data, _ = parts()
-    strange = Stopping(torch.zeros(1, 4), labels=["seven"])
-    with refuses("unknown-class: 'seven'"):
-        train(data, Logistic(4, 3), scaffold(), PLAN, NOISY, stopping=strange)
+        Stopping("public.csv", patience=0)
+    data, stopping = parts(tmp_path)
+    Path(stopping.path).write_text("label,0,1,2,3\nseven,0,0,0,0\n")
+    with refuses("bad-labels: 'seven'"):
+        train(data, Logistic(4, 3), scaffold(), PLAN, NOISY, stopping=stopping)
 
 
 TABLES = """
@@ -112,14 +109,6 @@ evaluate_every = 1
 clip = 1.0
 noise = 8.0
 """
-
-
-def public(path: Path) -> Path:
-    """Public rows with a column of what is true."""
-    rows = torch.randn(30, 4, generator=torch.Generator().manual_seed(0)).tolist()
-    lines = ["label,0,1,2,3", *(f"{k % 3}," + ",".join(map(str, r)) for k, r in enumerate(rows))]
-    path.write_text("\n".join(lines) + "\n")
-    return path
 
 
 def test_a_configuration_and_the_command_line_stop_early_too(tmp_path: Path) -> None:

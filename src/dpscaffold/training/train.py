@@ -132,8 +132,9 @@ def train(
             )
         data = federation if federation.mapped else federation.validated()
         made = make_run(data.roster, task, algorithm, plan, privacy, secure)
+        made = _continued(made, out, resume)
         asked = Asked(
-            _continued(made, out, resume),
+            made,
             data,
             device=comm.on(device),
             chunk=chunk,
