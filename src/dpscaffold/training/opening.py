@@ -54,7 +54,6 @@ class Asked:
         run: Plan, mechanism, task and algorithm.
         federation: The records.
         device: Where this process computes.
-        chunk: How many users are computed at once; None chooses it.
         engine: ``"simulator"`` or ``"loop"``.
         out: The run folder; None stores nothing.
         resume: Whether a run in that folder is continued.
@@ -71,7 +70,6 @@ class Asked:
     run: Run
     federation: Federation
     device: torch.device = CPU
-    chunk: int | None = None
     engine: str = "simulator"
     out: Path | None = None
     resume: bool = False

@@ -98,11 +98,6 @@ class Result:
         rows.append(("privacy", line(self.privacy)))
         return html_table("Result", rows)
 
-    def late(self, metric: str, fraction: float = 0.1) -> float | None:
-        """The mean of a metric over the last ``fraction`` of rounds, as the paper's tables report
-        it; None where a value is missing."""
-        return late(self.history, metric, self.rounds, fraction)
-
     @property
     def model(self) -> Model:
         """The trained model, with the preparation that raw rows need."""
@@ -186,7 +181,8 @@ def summarise(result: Result, model: str | None = None) -> Summary:
         shown = shown_metric(result.federation.target)
         constant = baseline(result.federation)
         found, warning = baseline_verdict(result, constant)
-        metrics |= {f"late_{name}": result.late(name) for name in (shown, "train_loss")}
+        for name in (shown, "train_loss"):
+            metrics[f"late_{name}"] = late(result.history, name, result.rounds)
         metrics |= {f"baseline_{name}": value for name, value in constant.items()}
     if result.optimum:
         metrics |= {f"optimum_{name}": value for name, value in result.optimum.metrics.items()}

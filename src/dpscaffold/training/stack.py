@@ -152,8 +152,8 @@ def train_stack(
         return [measure(model) for measure, model in zip(evaluators, models, strict=True)]
 
     outcomes = [Outcome(setting) for setting in settings]
-    first = State.stack([State.initial(setting, device) for setting in settings])
-    state, diverged = first, torch.zeros(len(settings), dtype=torch.int64, device=device)
+    state = State.stack([State.initial(setting, device) for setting in settings])
+    diverged = torch.zeros(len(settings), dtype=torch.int64, device=device)
     evaluated = set(schedule.rounds(last))
     for number in range(1, last + 1):
         state = engine.round(state, _drawn(settings, streams, number)).state
@@ -162,8 +162,8 @@ def train_stack(
         if number in evaluated:
             for outcome, values in zip(outcomes, evaluate(state.params), strict=True):
                 outcome.history.append(HistoryRow(number, values))
-        if number in evaluated or number % WAITS == 0:
-            state = _restarted(state, first, lost, engine)  # waits for the device
+        if number % WAITS == 0:
+            diverged.cpu()  # waits for the device
         tell(RoundDone(number, last))
 
     # The final models and their averages; what follows a divergence is dropped.
@@ -189,19 +189,6 @@ def _drawn(settings: Sequence[Run], streams: Sequence[Randomness], number: int) 
             known[key] = Draw.all(one.cohort(number, *key[1:]))
         draws.append(known[key])
     return draws
-
-
-def _restarted(state: State, first: State, lost: Tensor, engine: Engine) -> State:
-    """Runs that are no longer finite begin again at x⁰, so that their rows cost no surprises."""
-    for k in lost.nonzero().flatten().tolist():
-        engine.memories.forget(k)
-        for mine, fresh in zip(_tensors(state), _tensors(first), strict=True):
-            mine[k] = fresh[k]
-    return state
-
-
-def _tensors(state: State) -> list[Tensor]:
-    return [state.params, state.average, *state.server.slots.values()]
 
 
 def evaluators_of(

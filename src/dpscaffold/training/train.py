@@ -70,7 +70,6 @@ def train(
     out: Path | str | None = None,
     resume: bool = False,
     on_round: OnRound = ignore,
-    chunk: int | None = None,
     progress: bool = False,
     metrics: Sequence[str | OwnMetric] = (),
     stopping: Stopping | None = None,
@@ -96,7 +95,6 @@ def train(
         resume: Continue the run in ``out``.
         on_round: Called as ``on_round(row)`` after every round, with its number and its metrics;
             they are few between evaluations, which happen every ``plan.evaluate_every`` rounds.
-        chunk: The number of users that are computed at once; None chooses it.
         progress: Show a live line, in notebooks too.
         metrics: Names (:data:`~dpscaffold.tasks.metrics.METRICS`), or functions that are called
             with the model and the federation. ``"optimum"`` adds the distance to the central
@@ -137,7 +135,6 @@ def train(
             made,
             data,
             device=comm.on(device),
-            chunk=chunk,
             engine=engine,
             out=None if out is None else Path(out),
             resume=resume,
@@ -362,7 +359,7 @@ def _engine(asked: Asked, streams: Randomness) -> Engine | Loop:
     if asked.engine == "loop":
         return Loop(asked.run, asked.federation, asked.device, streams)
     runs, data = [asked.run], [asked.federation]
-    return Engine(runs, data, asked.device, asked.chunk, [streams], comm=asked.comm)
+    return Engine(runs, data, asked.device, streams=[streams], comm=asked.comm)
 
 
 def _evaluation(asked: Asked, best: Optimum | None) -> Evaluate:

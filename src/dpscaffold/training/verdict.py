@@ -14,7 +14,6 @@ import torch
 
 from dpscaffold.algorithms import scaffold_balanced
 from dpscaffold.config import Run, solve_noise
-from dpscaffold.config.budgets import Epsilon
 from dpscaffold.config.noise import dominating_site
 from dpscaffold.federation.roster import FEW_USERS
 from dpscaffold.privacy.page import Statement
@@ -94,7 +93,9 @@ def cause(run: Run, statement: Statement, overshoots: bool, named: bool = False)
     if privacy.clip == "median":
         return ""
 
-    changes, quieter = _quieter(run, _kept(run, statement))
+    # Users with budgets of their own have no common ε that a change could keep.
+    kept = None if statement.by_group else statement.towards("server").epsilon
+    changes, quieter = _quieter(run, kept)
     if changes:
         times = _noise(run) / _noise(quieter)
         options = " ".join(f"--set {change.key}={change.value}" for change in changes)
@@ -120,15 +121,6 @@ def cause(run: Run, statement: Statement, overshoots: bool, named: bool = False)
     )
 
 
-def _kept(run: Run, statement: Statement) -> Epsilon | None:
-    """ε towards the server, or that of each user where they have budgets of their own."""
-    mechanism = run.mechanism
-    if not statement.by_group or mechanism is None or len(statement.parts) > 1:
-        return statement.towards("server").epsilon
-    names = run.roster.names or tuple(str(user) for user in range(run.users))
-    return {name: statement.by_group[mechanism.place(user)] for user, name in enumerate(names)}
-
-
 @dataclass(frozen=True)
 class Change:
     """A key with another value, why it lowers the noise, and the run that has it."""
@@ -139,7 +131,7 @@ class Change:
     run: Run
 
 
-def _quieter(run: Run, epsilon: Epsilon | None) -> tuple[list[Change], Run]:
+def _quieter(run: Run, epsilon: float | None) -> tuple[list[Change], Run]:
     """Changes of the plan that lower the noise at the same ε, the largest first, and the run with
     all of them."""
     changes: list[Change] = []
@@ -152,7 +144,7 @@ def _quieter(run: Run, epsilon: Epsilon | None) -> tuple[list[Change], Run]:
     return changes, run
 
 
-def _candidates(run: Run, epsilon: Epsilon | None) -> Iterator[Change]:
+def _candidates(run: Run, epsilon: float | None) -> Iterator[Change]:
     plan = run.plan
     if plan.weighting == "uniform" and len(set(run.roster.sizes)) > 1:
         loudest = (dominating_site(run) or "").partition(";")[0].replace("(", "of ").strip(")")
