@@ -41,7 +41,7 @@ def test_a_configuration_runs_as_the_command_runs_it(tmp_path: Path) -> None:
         "[data]\nusers = 6\nrecords = 60\nfeatures = 4\nclasses = 3\n[plan]\nlocal_steps = 2\n"
     )
     result = run(config, ["plan.rounds=3"], out=tmp_path / "run")
-    again = run(TABLES, {"plan.rounds": 3, "plan.evaluate_every": 10}, out=tmp_path / "again")
+    again = run(TABLES, ["plan.rounds=3", "plan.evaluate_every=10"], out=tmp_path / "again")
     assert result.rounds == 3 and torch.equal(result.params, again.params)
     assert torch.equal(load_model(tmp_path / "run").params, result.params)
     with refuses("run-exists"):

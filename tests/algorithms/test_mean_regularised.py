@@ -232,7 +232,7 @@ def test_a_run_that_goes_on_ends_at_the_same_models(tmp_path):
     whole = run(TABLES)
     short = {**TABLES, "plan": {**TABLES["plan"], "rounds": 3}}
     run(short, out=tmp_path / "run")
-    more = run(short, {"plan.rounds": 6}, out=tmp_path / "run", resume=True)
+    more = run(short, ["plan.rounds=6"], out=tmp_path / "run", resume=True)
     assert whole.own is not None and more.own is not None
     assert torch.equal(whole.own, more.own) and torch.equal(whole.params, more.params)
     assert not torch.equal(whole.own, whole.params.expand_as(whole.own))

@@ -171,10 +171,10 @@ def test_paths_may_be_paths(tmp_path: Path) -> None:
     lines = "\n".join(f"{i % 7},{'ab'[i % 2]},{'yn'[i * 3 % 5 % 2]}" for i in range(60))
     (tmp_path / "a.csv").write_text(f"age,site,ill\n{lines}\n")
     tables = {"data": {"source": "csv", "path": tmp_path / "a.csv", "label": "ill", "user": "site"}}
-    plan = {"plan.rounds": 1, "plan.local_steps": 1, "plan.user_ratio": 1.0}
+    plan = ["plan.rounds=1", "plan.local_steps=1", "plan.user_ratio=1.0"]
     one = run(tables, plan, out=tmp_path / "one")
     other = {"data": {**tables["data"], "path": "nowhere"}}
-    two = run(other, {**plan, "data.path": tmp_path / "a.csv"}, out=str(tmp_path / "two"))
+    two = run(other, [*plan, f"data.path={tmp_path}/a.csv"], out=str(tmp_path / "two"))
     assert torch.equal(one.params, two.params)
     file = tmp_path / "b.jsonl"
     assert Gaussian(noise=1.0, budget_file=file) == Gaussian(noise=1.0, budget_file=str(file))

@@ -175,7 +175,7 @@ def test_no_page_names_a_run_by_its_seed(tmp_path: Path) -> None:
     }
     folders = [tmp_path / "mine" / f"seed-{seed}" for seed in (70001, 70002)]
     for folder in folders:
-        run(tables, {"plan.seed": int(folder.name[5:])}, out=folder)
+        run(tables, [f"plan.seed={int(folder.name[5:])}"], out=folder)
     for paths, names in (
         (folders[:1], ["mine (DP-SCAFFOLD)"]),
         (folders, ["mine (DP-SCAFFOLD) 1", "mine (DP-SCAFFOLD) 2"]),

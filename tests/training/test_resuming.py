@@ -31,7 +31,6 @@ from dpscaffold.config.identity import algorithm_identity
 from dpscaffold.data.storage import load as load_saved
 from dpscaffold.data.storage import save
 from dpscaffold.federation import tables as federation_module
-from dpscaffold.report.runs import read_run
 from dpscaffold.runs.checkpoint import CHECKPOINT_FORMAT
 from dpscaffold.runs.journal import START, digest
 from dpscaffold.runs.ledger import Account
@@ -296,13 +295,6 @@ def test_a_crash_between_a_line_and_its_head(federation, tmp_path, monkeypatch):
     assert (folder / "ledger.head").read_text() == lines[3]["chain"] and len(lines) == 5
     assert stated(folder).rounds == 4
     assert go(federation, folder, resume=True).ended == "completed"
-
-
-def test_a_running_run_is_compared_by_its_ledger(federation, tmp_path):
-    """There is no statement yet, and "not private" would be a lie."""
-    begin(federation, tmp_path / "run")
-    row = read_run(tmp_path / "run").row()
-    assert row["epsilon_server"] == stated(tmp_path / "run").towards("server").epsilon > 0
 
 
 @pytest.mark.parametrize("text", ["[plan", "rounds = 3", "[run]\nsetting = 3"])

@@ -116,7 +116,7 @@ def test_a_configuration_and_the_command_line_stop_early_too(tmp_path: Path) -> 
     rows = public(tmp_path / "public.csv")
     config = tmp_path / "c.toml"
     config.write_text(TABLES + f"[stopping]\npath = '{rows}'\n")
-    whole = run(config, {"stopping": False}, out=tmp_path / "whole")
+    whole = run(config, ["stopping=false"], out=tmp_path / "whole")
     short = run(config, out=tmp_path / "short")
     assert whole.rounds == 40 and short.rounds < 40
     assert short.message == f"stopped early after round {short.rounds} of 40"

@@ -54,6 +54,7 @@ class Asked:
         run: Plan, mechanism, task and algorithm.
         federation: The records.
         device: Where this process computes.
+        chunk: How many users are computed at once; None chooses it.
         engine: ``"simulator"`` or ``"loop"``.
         out: The run folder; None stores nothing.
         resume: Whether a run in that folder is continued.
@@ -70,6 +71,7 @@ class Asked:
     run: Run
     federation: Federation
     device: torch.device = CPU
+    chunk: int | None = None
     engine: str = "simulator"
     out: Path | None = None
     resume: bool = False
@@ -240,19 +242,6 @@ def check_same(asked: Asked) -> None:
     facts = {
         **versions,
         "configuration": hashlib.sha256(said.encode()).hexdigest(),
-        "data": _fingerprint(federation),
+        "data": federation.digest().value,
     }
     refuse_differing(comm, facts, frozenset(versions))
-
-
-def _fingerprint(federation: Federation) -> str:
-    """What tells that ranks have the same data; of stored data, the checksums of the files and the
-    sizes, so that no rank has to read the records of others."""
-    if not federation.mapped or not federation.checksum:
-        return federation.digest().value
-    state = hashlib.blake2b(federation.checksum.encode())
-    for table in (federation.train, federation.test):
-        state.update(repr(tuple(table.features.shape)).encode())
-        for block in table.offsets.split(1 << 20):
-            state.update(block.numpy().data)
-    return state.hexdigest()

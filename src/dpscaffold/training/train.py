@@ -70,6 +70,7 @@ def train(
     out: Path | str | None = None,
     resume: bool = False,
     on_round: OnRound = ignore,
+    chunk: int | None = None,
     progress: bool = False,
     metrics: Sequence[str | OwnMetric] = (),
     stopping: Stopping | None = None,
@@ -95,6 +96,7 @@ def train(
         resume: Continue the run in ``out``.
         on_round: Called as ``on_round(row)`` after every round, with its number and its metrics;
             they are few between evaluations, which happen every ``plan.evaluate_every`` rounds.
+        chunk: The number of users that are computed at once; None chooses it.
         progress: Show a live line, in notebooks too.
         metrics: Names (:data:`~dpscaffold.tasks.metrics.METRICS`), or functions that are called
             with the model and the federation. ``"optimum"`` adds the distance to the central
@@ -135,6 +137,7 @@ def train(
             made,
             data,
             device=comm.on(device),
+            chunk=chunk,
             engine=engine,
             out=None if out is None else Path(out),
             resume=resume,
@@ -151,7 +154,7 @@ def train(
 
 def run(
     config: Path | str | Mapping[str, Any] | Configuration,
-    overrides: Sequence[str] | Mapping[str, Any] = (),
+    overrides: Sequence[str] = (),
     *,
     out: Path | str | None = None,
     resume: bool = False,
@@ -171,7 +174,7 @@ def run(
 
     Args:
         config: A TOML file, or its tables.
-        overrides: Keys to change, as ``["plan.rounds=100"]`` or ``{"plan.rounds": 100}``.
+        overrides: Keys to change, as ``["plan.rounds=100"]``.
         out: The run folder to write; None writes nothing.
         resume: Continue the run in ``out``.
         device: ``"cpu"``, ``"cuda"``, ``"cuda:N"`` or ``"auto"``.
@@ -184,7 +187,7 @@ def run(
         distributed: Share the run, as for :func:`~dpscaffold.train`; None: where a launcher
             started several processes.
 
-    >>> result = run({"data": {"users": 5, "records": 40}}, {"plan.rounds": 2})
+    >>> result = run({"data": {"users": 5, "records": 40}}, ["plan.rounds=2"])
     >>> result.rounds, result.folder
     (2, None)
     """
@@ -258,14 +261,14 @@ def run_seeds(
 
 def _settings(
     config: Path | str | Mapping[str, Any] | Configuration,
-    overrides: Sequence[str] | Mapping[str, Any],
+    overrides: Sequence[str],
 ) -> Configuration:
     if isinstance(config, Configuration):
         return config
     instance("config", config, (Path, str, Mapping), "a TOML file or its tables (a dict)")
     if isinstance(overrides, str):
         raise BadInput("not-a-list", f"overrides is {overrides!r}; give a list: [{overrides!r}]")
-    given = _overriding(overrides) if isinstance(overrides, Mapping) else list(overrides)
+    given = list(overrides)
     return load(None, given, config) if isinstance(config, Mapping) else load(config, given)
 
 
@@ -274,16 +277,6 @@ def _records(settings: Configuration, say: Say | None = None) -> Federation:
     from dpscaffold.data.loading import load_federation
 
     return load_federation(settings.data, say)
-
-
-def _overriding(values: Mapping[str, Any]) -> list[str]:
-    import tomli_w
-
-    written = {key: str(v) if isinstance(v, Path) else v for key, v in values.items()}
-    return [
-        f"{key}={tomli_w.dumps({'v': value}).partition('=')[2].strip()}"
-        for key, value in written.items()
-    ]
 
 
 def _stopping(settings: Configuration) -> Stopping | None:
@@ -359,7 +352,7 @@ def _engine(asked: Asked, streams: Randomness) -> Engine | Loop:
     if asked.engine == "loop":
         return Loop(asked.run, asked.federation, asked.device, streams)
     runs, data = [asked.run], [asked.federation]
-    return Engine(runs, data, asked.device, streams=[streams], comm=asked.comm)
+    return Engine(runs, data, asked.device, asked.chunk, [streams], comm=asked.comm)
 
 
 def _evaluation(asked: Asked, best: Optimum | None) -> Evaluate:
