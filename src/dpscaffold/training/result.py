@@ -155,22 +155,19 @@ class Result:
         return self.model.predict(rows, prepared)
 
 
-def overshoots(result: Result) -> bool:
-    """Whether the training loss is above that of a constant answer, or is not finite."""
-    constant = constant_loss(result.federation, result.setting.task)
-    ridge = 0.5 * result.setting.plan.regularisation * float(result.params.square().sum())
-    loss = result.final.metrics.get("train_loss")
-    return constant is not None and (loss is None or loss - ridge > constant)
-
-
 def baseline_verdict(
     result: Result, constant: MetricValues, named: bool = False
 ) -> tuple[Verdict | None, str]:
     """Whether the model is better than the ``constant`` baseline; if not, or if its training loss
     is worse, the largest cause and what helps. ``named``: see :func:`~.verdict.cause`."""
-    found, worse = verdict(result.federation, result.final.metrics, constant), overshoots(result)
+    setting, final = result.setting, result.final.metrics
+    found = verdict(result.federation, final, constant)
+    useless = constant_loss(result.federation, setting.task)
+    ridge = 0.5 * setting.plan.regularisation * float(result.params.square().sum())
+    loss = final.get("train_loss")
+    worse = useless is not None and (loss is None or loss - ridge > useless)
     bad = worse or (found is not None and found.better != "yes")
-    return found, cause(result.setting, result.privacy, worse, named) if bad else ""
+    return found, cause(setting, result.privacy, worse, named) if bad else ""
 
 
 def summarise(result: Result, model: str | None = None) -> Summary:

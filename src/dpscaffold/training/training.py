@@ -194,16 +194,12 @@ class Training:
         processes have a part in what it holds."""
         if not self.comm.first(lambda: self.folder is not None):
             return
-        saved = self.checkpoint()
+        held = self.engine.memory()
         if self.folder is not None:
+            saved = Checkpoint(self.state.to(CPU), self.account.anchor, self.seconds, **held)
             self.folder.save_checkpoint(saved)
         self.stored = self.state.round
         self.engine.acknowledge(self.stored)
-
-    def checkpoint(self) -> Checkpoint:
-        """What the run needs to go on from here."""
-        held = self.engine.memory()
-        return Checkpoint(self.state.to(CPU), self.account.anchor, self.seconds, **held)
 
 
 def slot_metrics(
