@@ -266,8 +266,11 @@ def _settings(
     if isinstance(config, Configuration):
         return config
     instance("config", config, (Path, str, Mapping), "a TOML file or its tables (a dict)")
-    if isinstance(overrides, str):
-        raise BadInput("not-a-list", f"overrides is {overrides!r}; give a list: [{overrides!r}]")
+    if isinstance(overrides, str | Mapping):
+        raise BadInput(
+            "not-a-list",
+            f"overrides is {overrides!r:.60}; give a list, such as ['plan.rounds=100']",
+        )
     given = list(overrides)
     return load(None, given, config) if isinstance(config, Mapping) else load(config, given)
 
