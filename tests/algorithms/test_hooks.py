@@ -11,8 +11,7 @@ from refusals import refuses
 from small import EVERY, setting
 
 from dpscaffold import train
-from dpscaffold.algorithms.affine import FAST_FIELDS, affine
-from dpscaffold.algorithms.base import PROVED_FIELDS, Algorithm
+from dpscaffold.algorithms.base import FAST_FIELDS, PROVED_FIELDS, Algorithm
 from dpscaffold.privacy import ALONE, Mechanism, adversaries, epsilon, no_guarantee
 
 
@@ -32,7 +31,7 @@ def hooked(name: str, start: Callable[[], float] | None = float) -> Algorithm:
 def test_a_new_hook_counts_where_it_is_set_and_only_there(name):
     assert EVERY[name]().unproved == hooked(name, None).unproved == ()
     assert hooked(name).unproved == hooked(name).in_use_beyond(FAST_FIELDS) == ("start",)
-    assert not hooked(name).one_sum and affine(hooked(name), None) is None
+    assert not hooked(name).one_sum and hooked(name).form(None) is None
     warmed = EVERY[name]().replace(warm_up=hooked(name))
     assert warmed.unproved == warmed.in_use_beyond(FAST_FIELDS) == ("start",)
 

@@ -22,7 +22,6 @@ from dpscaffold.algorithms import (
     Server,
     Upload,
 )
-from dpscaffold.algorithms.affine import affine
 from dpscaffold.algorithms.base import PROVED_FIELDS, AffineDirection
 from dpscaffold.algorithms.mean_regularised import FIRST, mean_regularised
 
@@ -169,7 +168,7 @@ def test_the_number_of_a_round_may_be_a_tensor(algorithm, round):
 def test_a_device_takes_the_steps_of_the_direction(algorithm):
     """direction(g, y) = g + shift + pull·(y − x) at any g and y, or zero."""
     gradient, local, at = stack(algorithm)
-    form = affine(algorithm, at, PROVED_FIELDS)
+    form = algorithm.form(at, PROVED_FIELDS)
     assert (form is None) == (algorithm.name == "feddyn")
     if form is not None:
         apart = local.params - at.broadcast.params
@@ -192,7 +191,7 @@ def test_another_direction_has_no_form_and_no_proof(algorithm):
     form = getattr(algorithm.direction, "form", None)
     for other in (lambda gradient, y, at: gradient.sign(), Signed(form)):
         changed = algorithm.replace(direction=other)
-        assert affine(changed, at, PROVED_FIELDS) is None and not changed.one_sum
+        assert changed.form(at, PROVED_FIELDS) is None and not changed.one_sum
 
 
 def test_the_uploads_of_these_alone_are_proved_to_be_linear():

@@ -14,7 +14,7 @@ from small import EVERY, Driven, assert_agree, federation, final, setting, simul
 from torch.testing import assert_close
 from typed import done_here
 
-from dpscaffold import Federation, Gaussian, Linear, Plan, fedavg, load_model, ridge, run, train
+from dpscaffold import Federation, Gaussian, Linear, Plan, load_model, ridge, run, train
 from dpscaffold.algorithms import Broadcast, Cohort, Known, Local, Participant, Server
 from dpscaffold.algorithms.mean_regularised import given_out, mean_regularised, pulled_by_noise
 from dpscaffold.models.personal import NOT_COVERED, SERVERS_EPSILON, coverage, stored_models
@@ -259,7 +259,6 @@ def test_a_personal_model_of_the_run_is_covered_by_its_epsilon(tmp_path):
         *((EVERY[name](), "auto", "not-applicable: mean") for name in ("fedprox", "scaffold-warm")),
         (ridge(), "auto", "not-applicable: mean-regularised"),
         (personal("fedavg", 0.5), "auto", "not-applicable: mean-regularised"),
-        (fedavg(), -0.1, "out-of-range: -0.1"),
     ],
 )
 def test_what_was_not_proved_is_refused(base, strength, said):

@@ -164,7 +164,7 @@ def test_the_example_is_what_its_page_says(tmp_path):
     [
         ("name=fedavgg", r"algorithm.name is 'fedavgg' \(did you mean 'fedavg'\?\); "),
         ("name=absent:make", "there is no file absent.py in .*next to the configuration"),
-        ("name=broken:make", r"import failed .*nothing_of_that_name.*fix broken.py"),
+        ("name=broken:make", r"import failed .*nothing_of_that_name.*broken.py, line 1.; fix it"),
         ("name=mine:nobody", "mine has no function 'nobody'"),
         ("name=mine:OWN", "mine has no function 'OWN'"),
         ("name=mine.py:scaled", "'my_file:factory', without '.py'"),

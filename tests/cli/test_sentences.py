@@ -49,7 +49,7 @@ def test_a_key_is_named_as_it_is_written(tables: dict[str, Any], said: str) -> N
 @pytest.mark.parametrize(
     ("text", "name", "said"),
     [
-        ("import sys\nsys.exit(3)\n", "own:net", "whose import failed (SystemExit: 3)"),
+        ("import sys\nsys.exit(3)\n", "own:net", "whose import failed with SystemExit: 3"),
         ("def net():\n    raise SystemExit(3)\n", "own:net", "failed with SystemExit: 3"),
         ("def net():\n    pass\n", "own.py:net", "without '.py'"),
         ("def net():\n    pass\n", "./own.py", "without '.py'"),

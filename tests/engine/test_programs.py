@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 from small import CPU, EVERY, Driven, draw_as_a_gpu, federation, setting
 
 from dpscaffold.algorithms import Broadcast, Known, Participant
-from dpscaffold.algorithms.affine import affine
 from dpscaffold.algorithms.base import Affine
 from dpscaffold.engine import Engine, device, gpu, work
 from dpscaffold.engine.draws import DeviceBatches, DrawnSteps
@@ -171,7 +170,7 @@ def test_an_affine_direction_is_the_algorithms_own(name):
         }
         shared = {slot: vector() for slot in ("control", "cohort", "common")}
         at = Participant(Broadcast(1, vector(), shared), memory, Known(3, 0.1, 0.2))
-        form = affine(phase, at)
+        form = phase.form(at)
         if name == "feddyn":
             assert form is None
             continue

@@ -14,7 +14,6 @@ to minimise variance. a = 1 is SCAFFOLD.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from dpscaffold.algorithms.base import (
@@ -23,6 +22,7 @@ from dpscaffold.algorithms.base import (
     Algorithm,
     Cohort,
     Local,
+    Partial,
     Participant,
     Server,
     Size,
@@ -46,55 +46,39 @@ SLOTS: dict[str, Size] = {
 }
 
 
-@dataclass(frozen=True)
-class Spread:
-    """What the server knows of all controls: c, the mean of ‖c_i − c‖², and of the noise in it,
-    all weighted as Δy is, over the users seen so far. Nobody seen: all zero.
+def spread_of(server: Server) -> tuple[Tensor, Tensor, Tensor]:
+    """What the server knows of all controls: c, the mean of ‖c_i − c‖², and of the noise in it, all
+    weighted as Δy is, over the users seen so far. Nobody seen: all zero.
 
     The numbers are float64 and stay where the controls are: nothing waits for a device.
     """
-
-    centre: Tensor
-    square: Tensor
-    noise: Tensor
-
-    @classmethod
-    def of(cls, server: Server) -> Spread:
-        """From the server's slots, which are the means of the users' own."""
-        weight, square, noise = (
-            server.slots[name].double().reshape(()) for name in ("weight", "square", "noise")
-        )
-        seen = weight > 0
-        weight = weight.where(seen, 1.0)
-        centre = server.slots["control"] / weight
-        apart = (square / weight - centre.double().square().sum()).clamp_min(0.0)
-        noise = noise * len(centre) / weight
-        return cls(centre, apart.where(seen, 0.0), noise.where(seen, 0.0))
-
-    def trust(self) -> Tensor:
-        """a = max(0, 1 − v̄P / mean‖c_i − c‖²), the positive part of James and Stein's estimate of
-        ζ²/(ζ² + vP): how much of the spread between users is not noise. Without noise it is 1."""
-        a = (1.0 - self.noise / self.square).clamp_min(0.0).where(self.square > 0, 0.0)
-        return a.where(self.noise != 0, 1.0)
+    weight, square, noise = (
+        server.slots[name].double().reshape(()) for name in ("weight", "square", "noise")
+    )
+    weight = weight.where(weight > 0, 1.0)
+    centre = server.slots["control"] / weight
+    apart = (square / weight - centre.double().square().sum()).clamp_min(0.0)
+    return centre, apart, noise * len(centre) / weight
 
 
-@dataclass(frozen=True)
-class Balance:
-    """What a cohort receives: ``cohort`` c_S and ``common`` a·(c − c_S), zero where nobody of the
-    cohort was seen before."""
+def deserved_trust(square: Tensor, noise: Tensor) -> Tensor:
+    """a = max(0, 1 − v̄P / mean‖c_i − c‖²), the positive part of James and Stein's estimate of
+    ζ²/(ζ² + vP): how much of the spread between users is not noise. Without noise it is 1."""
+    a = (1.0 - noise / square).clamp_min(0.0).where(square > 0, 0.0)
+    return a.where(noise != 0, 1.0)
 
-    trust: Trust
 
-    def __call__(self, server: Server, cohort: Cohort) -> Slots:
-        """c_S is over those who were seen before, weighted as Δy is."""
-        controls, seen = own_controls(cohort.memories)
-        weights = cohort.weights.to(controls.device) * seen[:, 0]
-        known = weights.sum() > 0
-        mean = weights @ controls / weights.sum()
-        spread = Spread.of(server)
-        trust = spread.trust() if self.trust == "auto" else float(self.trust)
-        common = trust * (spread.centre - mean)
-        return {"cohort": mean.where(known, 0.0), "common": common.where(known, 0.0)}
+def balance(trust: Trust, server: Server, cohort: Cohort) -> Slots:
+    """What a cohort receives: ``cohort`` c_S, over those who were seen before and weighted as Δy
+    is, and ``common`` a·(c − c_S); zero where nobody of the cohort was seen before."""
+    controls, seen = own_controls(cohort.memories)
+    weights = cohort.weights.to(controls.device) * seen[:, 0]
+    known = weights.sum() > 0
+    mean = weights @ controls / weights.sum()
+    centre, *numbers = spread_of(server)
+    share = deserved_trust(*numbers) if trust == "auto" else float(trust)
+    common = share * (centre - mean)
+    return {"cohort": mean.where(known, 0.0), "common": common.where(known, 0.0)}
 
 
 def own_controls(memory: Slots) -> tuple[Tensor, Tensor]:
@@ -108,7 +92,7 @@ def balanced(at: Participant) -> Affine:
     c_i, and gets the common part alone."""
     control, seen = own_controls(at.memory)
     drift = seen * (at.broadcast.shared["cohort"] - control)
-    return Affine((drift, at.broadcast.shared["common"]))
+    return Affine(drift + at.broadcast.shared["common"])
 
 
 along_balanced = AffineDirection(balanced)
@@ -161,7 +145,7 @@ def scaffold_balanced(trust: Trust = "auto") -> Algorithm:
         along_balanced,
         send_balanced,
         add_all,
-        Balance(trust),
+        Partial(balance, (trust,)),
         remembers=SLOTS,
         keeps=SLOTS,
         numbers={"trust": trust},

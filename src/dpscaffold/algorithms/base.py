@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from dpscaffold.errors import BadInput
 
@@ -137,18 +137,30 @@ def tell_nothing(server: Server, cohort: Cohort) -> Slots:
 
 
 @dataclass(frozen=True)
-class Affine:
-    """g + Σ ``shifts`` + ``pull``·(y − x), or zero where it ``moves`` not. The pull may differ
-    between users, (U, 1)."""
+class Partial:
+    """A function with its first arguments, as a value: equal ones compare equal, and a run that is
+    resumed knows the arguments.
 
-    shifts: tuple[Tensor, ...] = ()
+    >>> Partial(pow, (2,)) == Partial(pow, (2,)), Partial(pow, (2,))(10)
+    (True, 1024)
+    """
+
+    function: Callable[..., Any]
+    first: tuple[Any, ...]
+
+    def __call__(self, *rest: Any) -> Any:
+        """What the function gives for all arguments."""
+        return self.function(*self.first, *rest)
+
+
+@dataclass(frozen=True)
+class Affine:
+    """g + ``shift`` + ``pull``·(y − x), or zero where it ``moves`` not. The pull may differ between
+    users, (U, 1)."""
+
+    shift: Tensor | None = None
     pull: float | Tensor = 0.0
     moves: bool = True
-
-    @property
-    def shift(self) -> Tensor | None:
-        """The shifts in one."""
-        return sum(self.shifts[1:], self.shifts[0]) if self.shifts else None
 
 
 @dataclass(frozen=True)
@@ -159,7 +171,7 @@ class AffineDirection:
     The direction is computed from its ``form``, so the two cannot disagree: an algorithm whose
     direction is replaced has no form, or that of its new direction.
 
-    >>> AffineDirection(lambda at: Affine(shifts=(5.0,)))(1.0, None, None)
+    >>> AffineDirection(lambda at: Affine(shift=5.0))(1.0, None, None)
     6.0
     """
 
@@ -170,8 +182,8 @@ class AffineDirection:
         form = self.form(at)
         if not form.moves:
             return y.new_zeros(y.shape)
-        for shift in form.shifts:
-            gradient = gradient + shift
+        if form.shift is not None:
+            gradient = gradient + form.shift
         if isinstance(form.pull, float) and form.pull == 0:
             return gradient
         return gradient + form.pull * (y - at.broadcast.params)
@@ -210,16 +222,9 @@ PROVED_FIELDS = frozenset(
 )
 
 
-class SumRule(Protocol):
-    """Which bounded sums over all records an algorithm of one round takes, as a task."""
-
-    def task(self, task: Any, schema: Any, relation: Any, bound: float, noise: float) -> Any:
-        """The task whose parameters are the sums, for a model of ``task`` on rows of ``schema``.
-
-        ``relation`` are the neighbours, ``bound`` is the largest norm of a row and ``noise`` the
-        deviation of what the users add to a mean over all records.
-        """
-
+#: The fields that a program for local steps takes into account. Any other field is a hook that it
+#: would ignore, so an algorithm that sets it takes plain steps.
+FAST_FIELDS = PROVED_FIELDS - {"sums", "begin_at"}
 
 #: What preparation is fitted on: the mean, the mean and the squares, or all products.
 MomentKind = Literal["mean", "moments", "gram"]
@@ -229,8 +234,9 @@ MomentKind = Literal["mean", "moments", "gram"]
 class Algorithm:
     """A federated algorithm as pure functions, with the state that they carry.
 
-    The functions are plain functions or frozen dataclasses with ``__call__``, never closures, so
-    that equal algorithms compare equal. A variant is the base with one function replaced.
+    The functions are plain functions, a :class:`Partial` of one, or frozen dataclasses with
+    ``__call__``, never closures, so that equal algorithms compare equal. A variant is the base with
+    one function replaced.
 
     Args:
         name: The name that configurations and run folders use.
@@ -253,7 +259,10 @@ class Algorithm:
             them, and a server cannot restore them.
         begin_at: ``begin_at(participant)``, where local steps begin; by default at x.
         sums: Set for a model of one round of bounded sums in place of gradients
-            (:mod:`~dpscaffold.algorithms.ridge`).
+            (:mod:`~dpscaffold.algorithms.sums`). ``sums(task, schema, relation, bound, noise)`` is
+            the task whose parameters are the sums, for a model of ``task`` on rows of ``schema``;
+            ``relation`` are the neighbours, ``bound`` is the largest norm of a row and ``noise``
+            the deviation of what the users add to a mean over all records.
 
     >>> import torch
     >>> from dpscaffold import fedavg
@@ -277,7 +286,7 @@ class Algorithm:
     noise_aware: bool = False
     warm_up: Algorithm | None = None
     private: tuple[str, ...] = ()
-    sums: SumRule | None = None
+    sums: Callable[..., Any] | None = None
     begin_at: Callable[[Participant], Tensor] = at_x
 
     def __post_init__(self) -> None:
@@ -320,6 +329,22 @@ class Algorithm:
     def unproved(self) -> tuple[str, ...]:
         """The fields in use with which no privacy bound was proved."""
         return self.in_use_beyond(PROVED_FIELDS)
+
+    def form(self, at: Participant, known: Collection[str] = FAST_FIELDS) -> Affine | None:
+        """The form of the direction for one participation, or None where it has none, or fields are
+        in use that the caller does not know.
+
+        A subclass of :class:`AffineDirection` may move otherwise, so only the class itself is
+        believed.
+
+        >>> from dpscaffold import fedavg
+        >>> signs = fedavg().replace(direction=lambda gradient, y, at: gradient.sign())
+        >>> signs.form(None) is None
+        True
+        """
+        if type(self.direction) is not AffineDirection or self.in_use_beyond(known):
+            return None
+        return self.direction.form(at)
 
     def in_use_beyond(self, known: Collection[str]) -> tuple[str, ...]:
         """The fields that are set and are not ``known``, the warm-up's included: a caller that

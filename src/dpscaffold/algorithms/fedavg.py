@@ -26,8 +26,9 @@ along_gradient = AffineDirection(unchanged)
 
 @proved_linear
 def send_move(local: Local, at: Participant) -> tuple[Upload, Slots]:
-    """Δy_i ← y_i^K − x^{t−1}; nothing is kept."""
-    return Upload(local.params - at.broadcast.params), {}
+    """Δy_i ← y_i^K − x^{t−1}, in the precision of x; nothing is kept."""
+    x = at.broadcast.params
+    return Upload((local.params - x).to(x.dtype)), {}
 
 
 def add_mean_move(server: Server, mean: Upload, rate: float) -> Server:

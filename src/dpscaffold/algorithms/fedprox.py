@@ -38,7 +38,9 @@ def fedprox(mu: float = 0.1) -> Algorithm:
     'fedprox'
     """
     at_least("algorithm.mu", mu, 0)
-    direction = AffineDirection(Proximal(mu))
     return fedavg().replace(
-        name="fedprox", title="FedProx", direction=direction, numbers={"mu": mu}
+        name="fedprox",
+        title="FedProx",
+        direction=AffineDirection(Proximal(mu)),
+        numbers={"mu": mu},
     )

@@ -9,12 +9,12 @@ same noised gradients, as the base algorithm does.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
-from dpscaffold.algorithms.affine import FAST_FIELDS
 from dpscaffold.algorithms.balanced import along_balanced
 from dpscaffold.algorithms.base import (
+    FAST_FIELDS,
     Affine,
     AffineDirection,
     Algorithm,
@@ -23,6 +23,7 @@ from dpscaffold.algorithms.base import (
     Direction,
     Finish,
     Local,
+    Partial,
     Participant,
     Server,
     Size,
@@ -73,67 +74,45 @@ def pulled_by_noise(at: Participant) -> Affine:
     K steps can see, that is this λ.
     """
     known, noisy = at.known, at.broadcast.shared["pull"]
-    ratio = (noisy / (1 - noisy) * _louder(at)).clamp_max(MOST)
+    usual = at.broadcast.shared["pull_noise"].square()  # 0 before the first round, or without noise
+    own = usual.new_ones(usual.shape) * known.variance * known.steps
+    louder = (own / usual).where(usual > 0, 1.0)
+    ratio = (noisy / (1 - noisy) * louder).clamp_max(MOST)
     return Affine(pull=(ratio / known.steps).clamp_max(1.0) / known.step_size)
 
 
-def _louder(at: Participant) -> Tensor:
-    """The variance of a user's noise over the mean of those of the first round's participants, from
-    public numbers; 1 where there was none yet, or no noise."""
-    usual = at.broadcast.shared["pull_noise"].square()
-    own = usual.new_ones(usual.shape) * at.known.variance * at.known.steps
-    return (own / usual).where(usual > 0, 1.0)
-
-
-@dataclass(frozen=True)
-class CommonMove:
+def common_move(
+    direction: Direction, finish: Finish, local: Local, at: Participant
+) -> tuple[Upload, Slots]:
     """What the base algorithm would upload and keep of the same noised gradients:
-    Δy_i = −η_l·K·(their mean, with the base's correction)."""
-
-    direction: Direction
-    finish: Finish
-
-    def __call__(self, local: Local, at: Participant) -> tuple[Upload, Slots]:
-        """Of the mean gradient alone."""
-        x, known = at.broadcast.params, at.known
-        moved = known.step_size * known.steps * self.direction(local.mean_gradient, x, at)
-        return self.finish(Local(x - moved, local.mean_gradient), at)
+    Δy_i = −η_l·K·(their mean, with the base's correction). Of the mean gradient alone."""
+    x, known = at.broadcast.params, at.known
+    moved = known.step_size * known.steps * direction(local.mean_gradient, x, at)
+    return finish(Local(x - moved, local.mean_gradient), at)
 
 
-@dataclass(frozen=True)
-class KeepOwn:
+def keep_own(move: Finish, local: Local, at: Participant) -> tuple[Upload, Slots]:
     """The common move, and w_i ← w_i^K."""
-
-    move: Finish
-
-    def __call__(self, local: Local, at: Participant) -> tuple[Upload, Slots]:
-        """The upload, and the user's slots with its own model."""
-        upload, kept = self.move(local, at)
-        return upload, {**kept, "personal": local.params, "joined": at.memory["joined"] + 1}
+    upload, kept = move(local, at)
+    return upload, {**kept, "personal": local.params, "joined": at.memory["joined"] + 1}
 
 
-@dataclass(frozen=True)
-class MeasuredMove:
+def measured_move(move: Finish, local: Local, at: Participant) -> tuple[Upload, Slots]:
     """The common move of λ = "auto": what λ is estimated from goes up in the first round, and the
-    noise of w_i is kept."""
-
-    move: CommonMove
-
-    def __call__(self, local: Local, at: Participant) -> tuple[Upload, Slots]:
-        """All of it functions of Δy_i and public numbers; the sums are zero after the first
-        round."""
-        upload, kept = self.move(local, at)
-        known, joined = at.known, at.memory["joined"]
-        first = joined.new_ones(joined.shape) * (at.broadcast.round == 1)
-        spread = first * known.variance * known.steps
-        measured = {
-            "first_square": first * upload.params.square().sum(-1, keepdim=True),
-            "first_noise": known.step_size**2 * spread * upload.params.shape[-1],
-            "first_spread": spread,
-            "first_count": first,
-        }
-        totals = {**upload.totals, **measured}
-        return replace(upload, totals=totals), {**kept, "own_noise": _own_noise(at)}
+    noise of w_i is kept. All of it functions of Δy_i and public numbers; the sums are zero after
+    the first round."""
+    upload, kept = move(local, at)
+    known, joined = at.known, at.memory["joined"]
+    first = joined.new_ones(joined.shape) * (at.broadcast.round == 1)
+    spread = first * known.variance * known.steps
+    measured = {
+        "first_square": first * upload.params.square().sum(-1, keepdim=True),
+        "first_noise": known.step_size**2 * spread * upload.params.shape[-1],
+        "first_spread": spread,
+        "first_count": first,
+    }
+    totals = {**upload.totals, **measured}
+    return replace(upload, totals=totals), {**kept, "own_noise": _own_noise(at)}
 
 
 def _own_noise(at: Participant) -> Tensor:
@@ -172,42 +151,34 @@ def _shrinkage(apart: Tensor, noise: Tensor, joined: Tensor) -> Tensor:
     return shrunk.where(noise > 0, 1.0).to(apart.dtype)
 
 
-@dataclass(frozen=True)
-class AnnouncePull:
+def announce_pull(base: Announce, server: Server, cohort: Cohort) -> Slots:
     """What the base announces, v/(v + ζ²) as estimated from the first round, 1 where all of the
     spread may be noise, and the deviation of the noise that v is the mean of, so that users can
-    compare theirs with it."""
+    compare theirs with it.
 
-    base: Announce
-
-    def __call__(self, server: Server, cohort: Cohort) -> Slots:
-        """ζ² = mean‖Δy_i‖² − ‖mean Δy‖² − v, its positive part: the estimate of James and Stein,
-        as for the trust in balanced controls."""
-        square, noise, spread, count, centre = (server.slots[name].double() for name in FIRST)
-        signal = ((square - noise) / count - centre).clamp_min(0.0)
-        noisy = noise / count / (noise / count + signal)
-        told = {
-            "pull": noisy.where((count > 0) & (noise > 0), 0.0),
-            "pull_noise": (spread / count).sqrt().where(count > 0, 0.0),
-        }
-        told = {name: value.to(server.params.dtype) for name, value in told.items()}
-        return {**self.base(server, cohort), **told}
+    ζ² = mean‖Δy_i‖² − ‖mean Δy‖² − v, its positive part: the estimate of James and Stein, as for
+    the trust in balanced controls.
+    """
+    square, noise, spread, count, centre = (server.slots[name].double() for name in FIRST)
+    signal = ((square - noise) / count - centre).clamp_min(0.0)
+    noisy = noise / count / (noise / count + signal)
+    told = {
+        "pull": noisy.where((count > 0) & (noise > 0), 0.0),
+        "pull_noise": (spread / count).sqrt().where(count > 0, 0.0),
+    }
+    told = {name: value.to(server.params.dtype) for name, value in told.items()}
+    return {**base(server, cohort), **told}
 
 
-@dataclass(frozen=True)
-class UpdateMeasured:
-    """The base's update, and the sums over the first round."""
-
-    base: Update
-
-    def __call__(self, server: Server, mean: Upload, rate: float) -> Server:
-        """‖mean Δy‖² is kept in the round that has sums."""
-        centre = mean.params.square().sum().reshape(1).where(mean.totals["first_count"] > 0, 0.0)
-        sums = {**mean.totals, "first_centre": centre}
-        added = {name: server.slots[name] + sums[name] for name in FIRST}
-        rest = {name: value for name, value in mean.totals.items() if name not in FIRST}
-        moved = self.base(server, replace(mean, totals=rest), rate)
-        return replace(moved, slots={**moved.slots, **added})
+def update_measured(base: Update, server: Server, mean: Upload, rate: float) -> Server:
+    """The base's update, and the sums over the first round; ‖mean Δy‖² is kept in the round that
+    has sums."""
+    centre = mean.params.square().sum().reshape(1).where(mean.totals["first_count"] > 0, 0.0)
+    sums = {**mean.totals, "first_centre": centre}
+    added = {name: server.slots[name] + sums[name] for name in FIRST}
+    rest = {name: value for name, value in mean.totals.items() if name not in FIRST}
+    moved = base(server, replace(mean, totals=rest), rate)
+    return replace(moved, slots={**moved.slots, **added})
 
 
 def mean_regularised(base: Algorithm, strength: float | Literal["auto"] = "auto") -> Algorithm:
@@ -225,10 +196,6 @@ def mean_regularised(base: Algorithm, strength: float | Literal["auto"] = "auto"
     >>> mean_regularised(fedavg(), 0.5).numbers
     {'pull': 0.5}
     """
-    if strength != "auto" and not (isinstance(strength, int | float) and strength >= 0):
-        raise BadInput(
-            "out-of-range", f"personal.strength is {strength}; give a number, 0 or more, or 'auto'"
-        )
     fits = base.direction in (along_gradient, along_corrected, along_balanced)
     if not fits or base.in_use_beyond(FAST_FIELDS - {"warm_up"}):
         raise BadInput(
@@ -237,10 +204,10 @@ def mean_regularised(base: Algorithm, strength: float | Literal["auto"] = "auto"
             f"proved with; use FedAvg, SCAFFOLD or balanced controls without warm start, or "
             f"personal.kind = 'fine-tune'",
         )
-    move = CommonMove(base.direction, base.finish)
+    move = Partial(common_move, (base.direction, base.finish))
     changed = base.replace(
         begin_at=own_start,
-        finish=KeepOwn(move),
+        finish=Partial(keep_own, (move,)),
         remembers={**base.remembers, **OWN},
         private=(*base.private, *OWN),
         numbers={**base.numbers, "pull": strength},
@@ -250,11 +217,11 @@ def mean_regularised(base: Algorithm, strength: float | Literal["auto"] = "auto"
         return changed.replace(direction=AffineDirection(Proximal(strength)))
     return changed.replace(
         direction=AffineDirection(pulled_by_noise),
-        finish=KeepOwn(MeasuredMove(move)),
+        finish=Partial(keep_own, (Partial(measured_move, (move,)),)),
         remembers={**changed.remembers, **OWN_NOISE},
         private=(*changed.private, *OWN_NOISE),
-        announce=AnnouncePull(base.announce),
-        update=UpdateMeasured(base.update),
+        announce=Partial(announce_pull, (base.announce,)),
+        update=Partial(update_measured, (base.update,)),
         keeps={**base.keeps, **FIRST},
         noise_aware=True,
     )

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, partial
 from importlib.machinery import SourceFileLoader
+from importlib.util import find_spec
 from inspect import Parameter, signature
 from pathlib import Path
 from types import ModuleType
@@ -24,6 +25,9 @@ from dpscaffold.errors import BadInput, DeviceLost, Diverged, nearest
 
 #: How a factory of the user's own may annotate a number.
 NUMBERS = ("float", "int", float, int, Parameter.empty)
+
+#: What says itself what to do when it is raised in a round.
+SAID = (BadInput, Diverged, DeviceLost, OSError, MemoryError)
 
 Made = TypeVar("Made")
 
@@ -70,8 +74,7 @@ def build(
     {'server': 'momentum', 'beta': 0.5}
     """
     numbers, factory = numbers_of(name, server, given or {}, folder), factory_of(name, folder)
-    said, called = f"algorithm.name is {name!r}", "dpscaffold.Algorithm"
-    made = made_by(factory, said, Algorithm, called, _taken(factory, numbers))
+    made = made_by(factory, name, "algorithm.name", Algorithm, _taken(factory, numbers))
     wrap = _optimiser(server, made)
     return wrap(**_taken(wrap, numbers))
 
@@ -105,60 +108,55 @@ def own_function(name: str, folder: Path | None, argument: str) -> Callable[...,
     """The function that ``my_file:function`` names, in a file next to the configuration or among
     what Python can import."""
     place, _, function = name.partition(":")
-    said = f"{argument} is {name!r}"
     if place.endswith(".py") or not all(map(str.isidentifier, [*place.split("."), function])):
         raise BadInput(
             "bad-factory-name",
-            f"{said}; name a function of your own as 'my_file:factory', without '.py'",
+            f"{argument} is {name!r}; name a function of your own as 'my_file:factory', without "
+            f"'.py'",
         )
-    found: object = getattr(_module(place, folder, said), function, None)
+    found: object = getattr(_module(name, folder, argument), function, None)
     if not callable(found):
         raise BadInput(
-            "factory-not-found", f"{said}, but {place} has no function {function!r}; name one"
+            "factory-not-found",
+            f"{argument} is {name!r}, but {place} has no function {function!r}; name one",
         )
     return found
 
 
 def made_by(
-    factory: Callable[..., Any], said: str, kind: type[Made], called: str, given: Mapping[str, Any]
+    factory: Callable[..., Any],
+    name: str,
+    argument: str,
+    kind: type[Made],
+    given: Mapping[str, Any],
 ) -> Made:
     """What a factory, which may be a user's own, makes of these arguments: one of ``kind``."""
-    try:
+    with own_failures(name, argument, "factory-failed", "whose factory failed", (BadInput,)):
         made = factory(**given)
-    except BadInput:
-        raise
-    except (Exception, SystemExit) as error:
-        raise BadInput(
-            "factory-failed",
-            f"{said}, whose factory failed with {type(error).__name__}: {error}; fix it or its "
-            f"numbers",
-        ) from error
     if isinstance(made, kind):
         return made
     raise BadInput(
         "wrong-factory-result",
-        f"{said}, which returned {made!r:.60}; the factory must return a {called}",
+        f"{argument} is {name!r}, which returned {made!r:.60}; the factory must return an object "
+        f"of the class {kind.__name__}",
     )
 
 
-def _module(place: str, folder: Path | None, said: str) -> ModuleType:
+def _module(name: str, folder: Path | None, argument: str) -> ModuleType:
     """A user's module: a file next to the configuration, or one that Python finds."""
-    relative, here = Path(*place.split(".")).with_suffix(".py"), folder or Path.cwd()
-    bases = [base for base in (here, Path.cwd()) if (base / relative).is_file()]
-    try:
-        return _from_file(bases[0].resolve(), place) if bases else importlib.import_module(place)
-    except (Exception, SystemExit) as error:  # a script that ends itself would end us
-        missing = error.name if isinstance(error, ModuleNotFoundError) else None
-        if not bases and missing is not None and place.startswith(missing):
-            raise BadInput(
-                "module-not-found",
-                f"{said}, but there is no file {relative} in {here} and Python finds no module "
-                f"{place!r}; put the file next to the configuration",
-            ) from error
-        raise BadInput(
-            "import-failed",
-            f"{said}, whose import failed ({type(error).__name__}: {error}); fix {relative}",
-        ) from error
+    place, here = name.partition(":")[0], folder or Path.cwd()
+    relative = Path(*place.split(".")).with_suffix(".py")
+    with own_failures(name, argument, "import-failed", "whose import failed", (BadInput,)):
+        for base in (here, Path.cwd()):
+            if (base / relative).is_file():
+                return _from_file(base.resolve(), place)
+        if find_spec(place.partition(".")[0]) is not None:
+            return importlib.import_module(place)
+    raise BadInput(
+        "module-not-found",
+        f"{argument} is {name!r}, but there is no file {relative} in {here} and Python finds no "
+        f"module {place!r}; put the file next to the configuration",
+    )
 
 
 @cache
@@ -177,25 +175,34 @@ def _from_file(base: Path, place: str) -> ModuleType:
 
 
 @contextmanager
-def own_failures(name: str) -> Iterator[None]:
-    """Turn what the functions of ``my_file:factory`` raise in a round into bad input, with their
-    traceback as its cause. Other algorithms, and what says itself what to do, are let through.
+def own_failures(
+    name: str,
+    argument: str = "algorithm.name",
+    code: str = "algorithm-failed",
+    failed: str = "whose functions, which must give tensors of the shapes that they are given, "
+    "failed in a round",
+    passed: tuple[type[Exception], ...] = SAID,
+) -> Iterator[None]:
+    """Turn what a user's own file raises into bad input, with its line where it is known and the
+    traceback as its cause. What the package's own algorithms raise is let through, and so is what
+    ``passed`` lists.
 
     >>> with own_failures("fedavg"):
     ...     pass
     """
     try:
         yield
-    except Exception as error:
-        known = isinstance(error, BadInput | Diverged | DeviceLost | OSError | MemoryError)
-        if known or ":" not in name or "can't allocate memory" in str(error):
+    except (Exception, SystemExit) as error:  # a script that ends itself would end us
+        text = " ".join(str(error).split())
+        if isinstance(error, passed) or ":" not in name or "can't allocate memory" in text:
             raise
         file = name.partition(":")[0].rpartition(".")[2] + ".py"
         frames = traceback.extract_tb(error.__traceback__)
-        lines = [f", line {one.lineno}" for one in frames if Path(one.filename).name == file]
+        lines = [
+            f" ({file}, line {one.lineno})" for one in frames if Path(one.filename).name == file
+        ]
         raise BadInput(
-            "algorithm-failed",
-            f"algorithm.name is {name!r}, which failed in a round with {type(error).__name__}: "
-            f"{' '.join(str(error).split())[:200]} ({file}{''.join(lines[-1:])}); fix it: each "
-            f"function must give tensors of the shapes that it is given",
+            code,
+            f"{argument} is {name!r}, {failed} with {type(error).__name__}: {text[:200]}"
+            f"{''.join(lines[-1:])}; fix it",
         ) from error

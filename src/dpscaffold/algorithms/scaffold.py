@@ -25,7 +25,7 @@ def tell_control(server: Server, cohort: Cohort) -> Slots:
 
 def corrected(at: Participant) -> Affine:
     """y_i^k ← y_i^{k−1} − η_l(H̃_i^k − c_i^{t−1} + c^{t−1})."""
-    return Affine((at.broadcast.shared["control"] - at.memory["control"],))
+    return Affine(at.broadcast.shared["control"] - at.memory["control"])
 
 
 along_corrected = AffineDirection(corrected)

@@ -5,24 +5,17 @@ rounds, in which x stays, are left as they are.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from dpscaffold.algorithms.base import Algorithm, Server, Update, Upload
+from dpscaffold.algorithms.base import Algorithm, Partial, Server, Update, Upload
 from dpscaffold.checks import above, fraction
 
 
-@dataclass(frozen=True)
-class Momentum:
+def momentum(base: Update, beta: float, server: Server, mean: Upload, rate: float) -> Server:
     """v ← βv + Δx, and the base moves along v (Hsu et al. 2019)."""
-
-    base: Update
-    beta: float
-
-    def __call__(self, server: Server, mean: Upload, rate: float) -> Server:
-        """The base's move along the velocity."""
-        velocity = self.beta * server.slots["velocity"] + mean.params
-        moved = self.base(server, replace(mean, params=velocity), rate)
-        return replace(moved, slots={**moved.slots, "velocity": velocity})
+    velocity = beta * server.slots["velocity"] + mean.params
+    moved = base(server, replace(mean, params=velocity), rate)
+    return replace(moved, slots={**moved.slots, "velocity": velocity})
 
 
 def with_momentum(base: Algorithm, beta: float = 0.9) -> Algorithm:
@@ -40,33 +33,32 @@ def with_momentum(base: Algorithm, beta: float = 0.9) -> Algorithm:
     fraction("algorithm.beta", beta)
     return base.replace(
         title=f"{base.shown} with momentum",
-        update=Momentum(base.update, beta),
+        update=Partial(momentum, (base.update, beta)),
         keeps={**base.keeps, "velocity": "vector"},
         numbers={**base.numbers, "server": "momentum", "beta": beta},
     )
 
 
-@dataclass(frozen=True)
-class Adam:
+def adam(
+    base: Update,
+    beta: float,
+    beta2: float,
+    tau: float,
+    server: Server,
+    mean: Upload,
+    rate: float,
+) -> Server:
     """u ← β₁u + (1 − β₁)Δx, v ← β₂v + (1 − β₂)Δx², and the base moves along û/(√v̂ + τ), where
     û = u/(1 − β₁ⁿ) and v̂ = v/(1 − β₂ⁿ) after n rounds (Kingma and Ba 2015, Reddi et al. 2021)."""
-
-    base: Update
-    beta: float
-    beta2: float
-    tau: float
-
-    def __call__(self, server: Server, mean: Upload, rate: float) -> Server:
-        """The base's move along the scaled mean."""
-        slots, move = server.slots, mean.params
-        taken = slots["adam_rounds"] + 1
-        first = self.beta * slots["adam_mean"] + (1 - self.beta) * move
-        second = self.beta2 * slots["adam_square"] + (1 - self.beta2) * move.square()
-        unbiased = first / (1 - self.beta**taken)
-        step = unbiased / ((second / (1 - self.beta2**taken)).sqrt() + self.tau)
-        moved = self.base(server, replace(mean, params=step), rate)
-        kept = {"adam_mean": first, "adam_square": second, "adam_rounds": taken}
-        return replace(moved, slots={**moved.slots, **kept})
+    slots, move = server.slots, mean.params
+    taken = slots["adam_rounds"] + 1
+    first = beta * slots["adam_mean"] + (1 - beta) * move
+    second = beta2 * slots["adam_square"] + (1 - beta2) * move.square()
+    unbiased = first / (1 - beta**taken)
+    step = unbiased / ((second / (1 - beta2**taken)).sqrt() + tau)
+    moved = base(server, replace(mean, params=step), rate)
+    kept = {"adam_mean": first, "adam_square": second, "adam_rounds": taken}
+    return replace(moved, slots={**moved.slots, **kept})
 
 
 def with_adam(
@@ -89,7 +81,7 @@ def with_adam(
     kept = {"adam_mean": "vector", "adam_square": "vector", "adam_rounds": "number"}
     return base.replace(
         title=f"{base.shown} with Adam",
-        update=Adam(base.update, beta, beta2, tau),
+        update=Partial(adam, (base.update, beta, beta2, tau)),
         keeps={**base.keeps, **kept},
         numbers={**base.numbers, "server": "adam", "beta": beta, "beta2": beta2, "tau": tau},
     )

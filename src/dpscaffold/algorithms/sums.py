@@ -2,44 +2,29 @@
 preparation is fitted on."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from dpscaffold.algorithms.base import (
-    Algorithm,
-    Local,
-    MomentKind,
-    Participant,
-    Slots,
-    Upload,
-    proved_linear,
-)
-from dpscaffold.algorithms.fedavg import add_mean_move, along_gradient
+from dpscaffold.algorithms.base import Algorithm, MomentKind, Partial
+from dpscaffold.algorithms.fedavg import fedavg
 from dpscaffold.checks import above, at_least, fraction
 
 
-@proved_linear
-def send_sums(local: Local, at: Participant) -> tuple[Upload, Slots]:
-    """The noised mean of the sums, in the precision of x. Sums are in float64 until the noise is
-    added: float32 would round them differently for neighbouring datasets."""
-    x = at.broadcast.params
-    return Upload((local.params - x).to(x.dtype)), {}
+def ridge_sums(
+    share: float,
+    strength: float,
+    task: Any,
+    schema: Any,
+    relation: Any,
+    bound: float,
+    noise: float,
+) -> Any:
+    """The sums of a linear task, with the penalty that the noise asks for."""
+    from dpscaffold.tasks.ridge import ridge_task  # imports torch
 
-
-@dataclass(frozen=True)
-class RidgeRule:
-    """How ridge regression divides its budget and chooses its penalty."""
-
-    share: float
-    strength: float
-
-    def task(self, task: Any, schema: Any, relation: Any, bound: float, noise: float) -> Any:
-        """The sums of a linear task, with the penalty that the noise asks for."""
-        from dpscaffold.tasks.ridge import ridge_task  # imports torch
-
-        made = ridge_task(task, self.share, relation, bound)
-        penalty = self.strength * math.sqrt(2 * made.inputs) * noise / made.scales.gram
-        return replace(made, penalty=penalty)
+    made = ridge_task(task, share, relation, bound)
+    penalty = strength * math.sqrt(2 * made.inputs) * noise / made.scales.gram
+    return replace(made, penalty=penalty)
 
 
 def ridge(share: float = 0.3, strength: float = 0.3) -> Algorithm:
@@ -62,30 +47,28 @@ def ridge(share: float = 0.3, strength: float = 0.3) -> Algorithm:
     """
     fraction("algorithm.share", above("algorithm.share", share, 0))
     at_least("algorithm.strength", strength, 0)
-    return Algorithm(
-        "ridge",
-        along_gradient,
-        send_sums,
-        add_mean_move,
+    return fedavg().replace(
+        name="ridge",
         title="Ridge",
         numbers={"share": share, "strength": strength},
-        sums=RidgeRule(share, strength),
+        sums=Partial(ridge_sums, (share, strength)),
     )
 
 
-@dataclass(frozen=True)
-class MomentRule:
-    """Which sums of rows preparation asks for, and the largest norm of a row."""
+def moment_sums(
+    kind: MomentKind,
+    norm_bound: float,
+    task: Any,
+    schema: Any,
+    relation: Any,
+    bound: float,
+    noise: float,
+) -> Any:
+    """The sums themselves: no model is made of them."""
+    from dpscaffold.tasks.moments import MomentSums  # imports torch
 
-    kind: MomentKind
-    norm_bound: float
-
-    def task(self, task: Any, schema: Any, relation: Any, bound: float, noise: float) -> Any:
-        """The sums themselves: no model is made of them."""
-        from dpscaffold.tasks.moments import MomentSums  # imports torch
-
-        outputs = max(1, len(schema.target.classes))
-        return MomentSums(schema.dimension, self.kind, self.norm_bound, relation, bound, outputs)
+    outputs = max(1, len(schema.target.classes))
+    return MomentSums(schema.dimension, kind, norm_bound, relation, bound, outputs)
 
 
 def moments(kind: MomentKind, norm_bound: float) -> Algorithm:
@@ -95,10 +78,8 @@ def moments(kind: MomentKind, norm_bound: float) -> Algorithm:
         kind: ``"mean"``, ``"moments"`` (mean and squares) or ``"gram"``.
         norm_bound: B, the largest norm of a row, known without looking at the records.
 
-    >>> moments("mean", 2.0).sums
-    MomentRule(kind='mean', norm_bound=2.0)
+    >>> moments("mean", 2.0).sums.first
+    ('mean', 2.0)
     """
-    rule = MomentRule(kind, norm_bound)
-    return Algorithm(
-        "moments", along_gradient, send_sums, add_mean_move, title="Preparation", sums=rule
-    )
+    rule = Partial(moment_sums, (kind, norm_bound))
+    return fedavg().replace(name="moments", title="Preparation", sums=rule)

@@ -105,5 +105,5 @@ def _sums_in_place_of(
         noises = privacy.noise_by_user
     # Every user adds 2Cσ_i to its sum, in each scaled coordinate.
     noise = 2 * math.hypot(*noises) / sum(roster.sizes)
-    made: Task = rule.task(task, roster.schema, relation, given.clip, noise)
+    made: Task = rule(task, roster.schema, relation, given.clip, noise)
     return made

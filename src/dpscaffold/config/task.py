@@ -140,8 +140,7 @@ def own_module(name: str, folder: Path | None, argument: str = "task.module") ->
     from torch import nn
     from torch.nn.parameter import UninitializedParameter
 
-    factory, said = own_function(name, folder, argument), f"{argument} is {name!r}"
-    made = made_by(factory, said, nn.Module, "torch.nn.Module", {})
+    made = made_by(own_function(name, folder, argument), name, argument, nn.Module, {})
     if any(isinstance(value, UninitializedParameter) for value in made.parameters()):
         raise BadInput(
             "lazy-module",

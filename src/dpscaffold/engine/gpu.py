@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from dpscaffold.algorithms import Algorithm, Local, Participant
-from dpscaffold.algorithms.affine import affine
 from dpscaffold.algorithms.base import Affine
 from dpscaffold.engine.device import tried, warn
 from dpscaffold.engine.draws import HELD_NOISE, DrawnSteps
@@ -152,7 +151,7 @@ def linear_steps(
     steps, rows, _ = drawn.batches.index.shape
     if (drawn.noise or 0) * steps * rows > HELD_NOISE:
         return None
-    way = affine(phase, at)
+    way = phase.form(at)
     if way is None or isinstance(way.pull, Tensor):
         return None
     assert isinstance(task, Linear)

@@ -25,6 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,14 +39,13 @@ from dpscaffold.algorithms import (
     Slots,
     Upload,
 )
-from dpscaffold.algorithms.affine import FAST_FIELDS, affine
-from dpscaffold.algorithms.base import Affine, AffineDirection
+from dpscaffold.algorithms.base import FAST_FIELDS, Affine, AffineDirection, Partial
 from dpscaffold.algorithms.fedprox import Proximal
 from dpscaffold.algorithms.mean_regularised import (
     FIRST,
-    CommonMove,
-    KeepOwn,
-    MeasuredMove,
+    common_move,
+    keep_own,
+    measured_move,
     own_start,
     pulled_by_noise,
 )
@@ -191,7 +191,7 @@ def _norms(setting: Run, at: Participant, user: int, phase: Algorithm) -> _Norms
 
 
 def _reach(setting: Run, phase: Algorithm, at: Participant, norms: _Norms) -> _Reach | None:
-    form, decay = affine(phase, at), setting.plan.regularisation
+    form, decay = phase.form(at), setting.plan.regularisation
     if form is None:
         return None
     at_x = norms.clipped + decay * float(at.broadcast.params.norm())
@@ -209,7 +209,7 @@ def _of_own_models(
     setting: Run, phase: Algorithm, at: Participant, norms: _Norms, farthest: float | None
 ) -> dict[str, float] | None:
     """The bounds where a user steps on a model of its own, which the server does not know."""
-    base, form = _base_of(phase), affine(phase, at, KNOWN)
+    base, form = _base_of(phase), phase.form(at, KNOWN)
     if base is None or form is None:
         return None
     decayed = _decayed(setting, form, norms, farthest)
@@ -249,18 +249,23 @@ def _decayed(setting: Run, form: Affine, norms: _Norms, farthest: float | None) 
 def _base_of(phase: Algorithm) -> Algorithm | None:
     """What a mean-regularised algorithm uploads, as an algorithm whose ``finish`` needs the mean
     gradient alone; None for any other with private memory."""
-    direction, keep = phase.direction, phase.finish
+    direction: object = phase.direction
+    keep: Any = phase.finish
     known = phase.begin_at is own_start and not phase.in_use_beyond(KNOWN)
-    if not known or type(direction) is not AffineDirection or type(keep) is not KeepOwn:
+    if not known or type(direction) is not AffineDirection or not _calls(keep_own, keep):
         return None
-    move: object = keep.move
-    if type(move) is MeasuredMove and direction.form is pulled_by_noise:
-        move = move.move
+    (move,) = keep.first
+    if _calls(measured_move, move) and direction.form is pulled_by_noise:
+        (move,) = move.first
     elif type(direction.form) is not Proximal:
         return None
-    if type(move) is not CommonMove:
+    if not _calls(common_move, move):
         return None
     return Algorithm(phase.name, direction, move, phase.update, mirrored=phase.mirrored)
+
+
+def _calls(function: object, value: object) -> bool:
+    return type(value) is Partial and value.function is function
 
 
 def _crowd(setting: Run, user: int, t: float) -> float:
