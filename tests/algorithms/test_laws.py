@@ -204,9 +204,11 @@ def test_the_warm_up_comes_first(name):
     """Rounds 1 to w belong to the warm-up where there is one, the rest to the algorithm."""
     made = ALGORITHMS[name]()
     expected = [made.warm_up or made] * 2 + [made] * 2
-    if made.warm_up is not None:  # it measures, wherever local steps ended
-        _, local, at = stack(made.warm_up)
-        assert not made.warm_up.finish(local, at)[0].params.any()
+    if made.warm_up is not None:  # it measures where it stands
+        gradient, local, at = stack(made.warm_up)
+        assert not made.warm_up.direction(gradient, local.params, at).any()
+        stood = Local(at.broadcast.params, local.mean_gradient)
+        assert not made.warm_up.finish(stood, at)[0].params.any()
     assert [made.phase(round, 2) for round in (1, 2, 3, 4)] == expected
     assert made.phase(1, 0) == made
     assert replace(made, title="").shown == name

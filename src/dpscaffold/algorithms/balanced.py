@@ -113,12 +113,6 @@ def send_balanced(local: Local, at: Participant) -> tuple[Upload, Slots]:
     return Upload(local.params - at.broadcast.params, totals), kept
 
 
-def send_measured(local: Local, at: Participant) -> tuple[Upload, Slots]:
-    """The same after a warm-start round, in which nobody moves."""
-    x = at.broadcast.params.expand_as(local.params)
-    return send_balanced(Local(x, local.mean_gradient), at)
-
-
 def add_all(server: Server, mean: Upload, rate: float) -> Server:
     """x^t ← x^{t−1} + η_g·Δx^t, and every slot stays the mean of the users' own."""
     added = {name: server.slots[name] + total for name, total in mean.totals.items()}
@@ -164,7 +158,7 @@ def scaffold_balanced_warm(trust: Trust = "auto") -> Algorithm:
             number from 0 to 1, or 'auto'. Example: ``0.5``
     """
     base = scaffold_balanced(trust)
-    warm_up = base.replace(name="warm-up", direction=stay, finish=send_measured)
+    warm_up = base.replace(name="warm-up", direction=stay)
     return base.replace(
         name="scaffold-balanced-warm", title="SCAFFOLD-balanced-warm", warm_up=warm_up
     )

@@ -50,13 +50,13 @@ def numbers_of(
                 f"unknown key algorithm.{key} for {name}{nearest(key, keys)}; "
                 f"known here: {', '.join(keys)}",
             )
-        default, annotation = known[key].default, known[key].annotation
-        numeric = type(default) in (int, float) and annotation in NUMBERS
+        one = known[key]
+        numeric = type(one.default) in (int, float) and one.annotation in NUMBERS
         if numeric and isinstance(value, str):
             raise BadInput(
                 "not-a-number",
-                f"algorithm.{key} is {value!r}; it must be a number, {default} where it is left "
-                f"out",
+                f"algorithm.{key} is {value!r}; it must be a number, {one.default} where it is "
+                f"left out",
             )
     defaults = {key: one.default for key, one in known.items()}
     return {key: one for key, one in {**defaults, **given}.items() if one is not Parameter.empty}
@@ -68,12 +68,13 @@ def build(
     given: Mapping[str, Any] | None = None,
     folder: Path | None = None,
 ) -> Algorithm:
-    """The algorithm of this name with these numbers, wrapped in the server optimiser.
+    """The algorithm of this name with these numbers, of which some may be left out, wrapped in the
+    server optimiser.
 
     >>> build("fedavg", "momentum", {"beta": 0.5}).numbers
     {'server': 'momentum', 'beta': 0.5}
     """
-    numbers, factory = numbers_of(name, server, given or {}, folder), factory_of(name, folder)
+    numbers, factory = given or {}, factory_of(name, folder)
     made = made_by(factory, name, "algorithm.name", Algorithm, _taken(factory, numbers))
     wrap = _optimiser(server, made)
     return wrap(**_taken(wrap, numbers))
