@@ -1,7 +1,7 @@
 """Federated algorithms, one small file each, and the table of their names.
 
 Belongs here: what an algorithm computes, as pure functions on flat vectors. Does not belong here:
-noise and clipping (``setting``, ``tasks``), and how users are stacked on a device (``engines``).
+noise (``engine/query.py``), clipping (``tasks``), and how users are stacked (``engine``).
 
 The names of this package are listed in ``__init__.pyi`` and imported when first used. A name that
 a file has too, such as ``scaffold``, is the function, whichever of the two is imported first.

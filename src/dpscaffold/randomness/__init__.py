@@ -2,5 +2,5 @@
 
 Belongs here: streams keyed by round and user, the cipher behind secret noise, and Philox. Does not
 belong here: which seed a run has (``privacy/seeds.py``), what the numbers are used for, and draws
-that are only there for speed on a GPU (``engines/fast``).
+that a device makes for itself (``engine/draws.py``).
 """
