@@ -94,15 +94,6 @@ def test_one_user_that_does_not_fit_is_a_sentence(monkeypatch):
     assert driven.state.round == 0
 
 
-def test_other_errors_are_not_taken_for_memory(monkeypatch):
-    def broken(self, *_):
-        raise RuntimeError("sizes differ")
-
-    monkeypatch.setattr(Work, "_part", broken)
-    with pytest.raises(RuntimeError, match="sizes differ"):
-        Driven(simulator(setting("fedavg", "logistic", "fixed"))).drive()
-
-
 def test_slots_in_a_file_are_the_same(monkeypatch):
     """What is kept, who was seen, the norms, what is forgotten and what a checkpoint holds."""
     stream, everyone = np.random.default_rng(0), list(range(40))

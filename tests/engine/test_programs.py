@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from small import CPU, EVERY, Driven, draw_as_a_gpu, federation, setting
 
-from dpscaffold.algorithms import Broadcast, Known, Participant
+from dpscaffold.algorithms import Broadcast, Participant
 from dpscaffold.algorithms.base import Affine
 from dpscaffold.engine import Engine, device, gpu, work
 from dpscaffold.engine.draws import DeviceBatches, DrawnSteps
@@ -152,35 +152,6 @@ def test_a_gradient_that_is_not_finite_adds_exactly_zero_and_others_are_exact(lo
 
 
 # --- what needs no device ---
-
-
-@pytest.mark.parametrize("name", EVERY)
-def test_an_affine_direction_is_the_algorithms_own(name):
-    """direction(g, y) = g + shift + pull·(y − x) at any g and y, in warm-up rounds too."""
-    generator = torch.Generator().manual_seed(1)
-
-    def vector(rows=2, size=5):
-        return torch.randn(rows, size, generator=generator)
-
-    algorithm = EVERY[name]()
-    for phase in filter(None, (algorithm, algorithm.warm_up)):
-        memory = {
-            slot: vector() if size == "vector" else torch.tensor([[0.0], [2.0]])
-            for slot, size in phase.remembers.items()
-        }
-        shared = {slot: vector() for slot in ("control", "cohort", "common")}
-        at = Participant(Broadcast(1, vector(), shared), memory, Known(3, 0.1, 0.2))
-        form = phase.form(at)
-        if name == "feddyn":
-            assert form is None
-            continue
-        g, y = vector(), vector()
-        meant = phase.direction(g, y, at)
-        found = torch.zeros_like(g)
-        if form.moves:
-            shift = 0 if form.shift is None else form.shift
-            found = g + shift + form.pull * (y - at.broadcast.params)
-        torch.testing.assert_close(found, meant, rtol=1e-5, atol=1e-6)
 
 
 def test_only_models_that_the_program_knows_are_its():

@@ -150,27 +150,6 @@ def test_padding_of_a_batch_is_left_out_whatever_it_holds(on_device):
     assert 8 <= sum(finite) < 20  # three rounds of four draw another one of its four records
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"algorithm": "fedavg"},
-        {"local_steps": 2},
-        {"data": federation(dimension=5)},
-        {"privacy": "none"},
-        {"privacy": "poisson"},
-        {"privacy": "user"},
-        {"algorithm": "fedavg", "privacy": "median"},
-    ],
-    ids=lambda other: " ".join(other),
-)
-def test_runs_of_other_shapes_are_refused(other):
-    first = setting(other.get("algorithm", "scaffold"), privacy="fixed")
-    if other == {"algorithm": "fedavg"}:
-        first = setting(privacy="fixed")
-    with refuses("not-stackable: runs cannot be stacked"):
-        simulator([first, setting(**{"privacy": "fixed", **other})])
-
-
 def test_a_stack_of_nothing_is_refused():
     with refuses("too-few-runs"):
         train_stack([], [], None, CPU)
