@@ -14,6 +14,7 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 from small import EQUAL, EVERY, UNEQUAL, federation, setting
+from stated import rounds_of
 
 import dpscaffold
 from dpscaffold import Gaussian, Linear, Logistic, Plan, scaffold, synthetic, train
@@ -26,8 +27,6 @@ from dpscaffold.errors import BadInput, RankLost
 from dpscaffold.federation import Federation
 from dpscaffold.runs.checkpoint import Checkpoint
 from dpscaffold.runs.folder import RunFolder
-from dpscaffold.runs.journal import Journal
-from dpscaffold.runs.ledger import JOURNAL, entries
 from dpscaffold.tasks import LOSSES
 
 
@@ -204,7 +203,7 @@ def stored(folder: Path) -> dict[str, Any]:
         "users": sorted(users),
         "slots": {name: value[order] for name, value in saved.memories["slots"].items()},
         "average": saved.state.average,
-        "ledger": [(e.round, e.users) for e in entries(Journal(run.file(JOURNAL)))],
+        "ledger": [(e["round"], tuple(e["users"])) for e in rounds_of(run.path)],
     }
 
 

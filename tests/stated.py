@@ -14,6 +14,12 @@ from dpscaffold.cli import app
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy import Cost, Ledger, Mechanism, Statement, adversaries, epsilon, page
 from dpscaffold.runs.folder import RunFolder
+from dpscaffold.runs.journal import Journal
+
+
+def rounds_of(folder: Path) -> list[dict[str, Any]]:
+    """The lines of a run's journal that are about rounds."""
+    return [line for line in Journal(folder / "ledger.jsonl").lines() if "round" in line]
 
 
 def call(*arguments: str) -> Result:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from refusals import refuses
 
 from dpscaffold.errors import BadInput
-from dpscaffold.runs.budget_file import BudgetFile, BudgetGrant, BudgetRound
+from dpscaffold.runs.budget_file import BudgetFile, BudgetGrant
 
 GRANT = BudgetGrant("a", 0.4, 1e-6, 100, "record", "replace-one")
 
@@ -77,7 +77,7 @@ def _reserve_many(path, name, together):
         allowance = BudgetFile(path)
         try:
             allowance.reserve(replace(GRANT, run=f"{name}{k}", epsilon=1 / 16, delta=1e-7))
-            allowance.participate(BudgetRound(f"{name}{k}", 1), after=0)
+            allowance.participate(f"{name}{k}", 1, after=0)
         except BadInput as error:
             assert "left" in str(error), error  # no room; anything else would be a collision
 
@@ -102,18 +102,18 @@ def test_processes_share_a_file(allowance):
 def test_one_object_writes_on_after_another_has_written(allowance):
     other = BudgetFile(allowance.path)
     allowance.reserve(GRANT)
-    other.participate(BudgetRound("a", 1), after=0)
-    allowance.participate(BudgetRound("a", 2), after=1)
-    other.participate(BudgetRound("a", 3), after=2)
+    other.participate("a", 1, after=0)
+    allowance.participate("a", 2, after=1)
+    other.participate("a", 3, after=2)
     assert BudgetFile(allowance.path).read().participations == {"a": 3}
 
 
 def test_two_copies_of_a_run_cannot_both_go_on(allowance):
     copy = BudgetFile(allowance.path)
     allowance.reserve(GRANT)
-    allowance.participate(BudgetRound("a", 1), after=0)
+    allowance.participate("a", 1, after=0)
     with refuses("run-copied"):
-        copy.participate(BudgetRound("a", 1), after=0)
+        copy.participate("a", 1, after=0)
     assert BudgetFile(allowance.path).read().participations == {"a": 1}
 
 
@@ -151,7 +151,7 @@ def test_a_changed_or_shortened_file_is_refused(allowance):
     ("epsilon", "delta", "words"),
     [
         (0.0, 0.1, "out-of-range: epsilon is 0"),
-        (math.inf, 0.1, "out-of-range: epsilon is inf"),
+        (math.inf, 0.1, "not-a-number: epsilon is inf"),
         (1.0, 0.0, "out-of-range: delta is 0"),
     ],
 )
@@ -163,7 +163,7 @@ def test_bad_totals_are_one_sentence(tmp_path, epsilon, delta, words):
 
 def test_what_is_said_is_json(allowance):
     allowance.reserve(GRANT)
-    allowance.participate(BudgetRound("a", 1), after=0)
+    allowance.participate("a", 1, after=0)
     said = json.loads(json.dumps(allowance.read().to_json(), allow_nan=False))
     assert said["left"]["epsilon"] == pytest.approx(0.6)
     assert said["runs"][0]["participations"] == 1 and said["runs"][0]["run"] == "a"

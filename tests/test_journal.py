@@ -188,12 +188,6 @@ def test_two_writers_are_noticed(tmp_path):
         Journal(tmp_path / "j")
 
 
-def test_reserved_words_are_refused(tmp_path):
-    with refuses("reserved-name: 'chain'"):
-        Journal(tmp_path / "j").append({"chain": "mine"})
-    assert not (tmp_path / "j").exists()
-
-
 def test_it_needs_no_torch():
     """A site's ledger and the privacy command open it; both must start at once."""
     code = "import dpscaffold.runs.ledger, sys; sys.exit('torch' in sys.modules)"

@@ -881,7 +881,7 @@ def test_there_is_no_cap_where_a_site_grants_twice(joined):
     made.post.totals.clear()
     said = made.run(world.names, False, joined.first).statement
     account = read_account(joined.second)
-    assert account.cap == 0 and said.towards("server").theorem != "cap"
+    assert account.facts.cap == 0 and said.towards("server").theorem != "cap"
     assert said.towards("server").given > account.statement().parts[0].epsilons["server"]
 
 

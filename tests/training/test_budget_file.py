@@ -19,7 +19,7 @@ from dpscaffold.config import make_run
 from dpscaffold.privacy import Ledger
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.runs.account import PrivacyAccount
-from dpscaffold.runs.budget_file import BudgetFile, BudgetRound
+from dpscaffold.runs.budget_file import BudgetFile
 from dpscaffold.runs.folder import RunFolder
 
 PLAN = Plan(rounds=6, local_steps=2, user_ratio=0.25, evaluate_every=6, checkpoint_every=3, seed=4)
@@ -185,10 +185,10 @@ def test_a_copy_from_between_the_ledger_and_the_budget_file(
     for the newest folder once one more round has run elsewhere: that round would not be counted."""
     real = BudgetFile.participate
 
-    def dies(self, participation, after):
-        if participation.round == 5:
+    def dies(self, run, round, *more):
+        if round == 5:
             raise Crash
-        real(self, participation, after)
+        real(self, run, round, *more)
 
     with monkeypatch.context() as patch:
         patch.setattr(BudgetFile, "participate", dies)
@@ -317,7 +317,7 @@ def test_bad_commands_are_one_sentence(tmp_path):
         error = call(*arguments).exception
         assert isinstance(error, BadInput) and words in str(error) and "\n" not in str(error)
     assert not list(tmp_path.iterdir())
-    BudgetFile.open(file, 1.0, 0.1).participate(BudgetRound("a", 1), after=0)
+    BudgetFile.open(file, 1.0, 0.1).participate("a", 1, after=0)
     assert "exists" in str(call("privacy", file, "--epsilon", "1", "--delta", "0.1").exception)
     (tmp_path / "text.jsonl").write_text("hello\n")
     assert "damaged" in str(call("privacy", tmp_path / "text.jsonl").exception)

@@ -18,7 +18,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refuses
-from stated import over_draw, read, spent, stated, written
+from stated import over_draw, read, rounds_of, spent, stated, written
 from typed import typed
 
 from dpscaffold import Gaussian, Logistic, Plan, scaffold, synthetic, train
@@ -26,8 +26,7 @@ from dpscaffold.privacy import Cost, Facts, Ledger, Part, describe, state
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.runs.budget_file import BudgetFile
 from dpscaffold.runs.history import HistoryRow
-from dpscaffold.runs.journal import Journal
-from dpscaffold.runs.ledger import entries, read_account
+from dpscaffold.runs.ledger import read_account
 
 PLAN = Plan(rounds=6, local_steps=2, user_ratio=0.5, learning_rate=0.5, evaluate_every=2,
             checkpoint_every=2, seed=0)  # fmt: skip
@@ -60,9 +59,9 @@ def test_more_rounds_are_those_of_a_longer_run_and_their_epsilon_adds(tmp_path: 
     assert said.delta == 2 * run.delta and said.rounds == 10
     # Given who took part: each user's participations, before and after, from the journal.
     counts = [[0] * 8, [0] * 8]
-    for entry in entries(Journal(tmp_path / "run" / "ledger.jsonl")):
-        for user in entry.users:
-            counts[entry.round > 6][user] += 1
+    for entry in rounds_of(tmp_path / "run"):
+        for user in entry["users"]:
+            counts[entry["round"] > 6][user] += 1
     each = [spent(run, counts[0][u], u) + spent(run, counts[1][u], u) for u in range(8)]
     assert said.towards("server").given == pytest.approx(max(each), rel=1e-12)
     assert said.towards("server").given > whole.privacy.towards("server").given
@@ -93,7 +92,7 @@ def test_a_crash_among_the_further_rounds_is_counted(tmp_path: Path) -> None:
     with pytest.raises(Killed):
         go(plan.changed(rounds=10), tmp_path / "run", True, SECRET, on_round=kill_at(9))
     after = read_account(tmp_path / "run")
-    assert max(e.round for e in entries(Journal(tmp_path / "run" / "ledger.jsonl"))) >= 9
+    assert max(e["round"] for e in rounds_of(tmp_path / "run")) >= 9
     result = go(plan.changed(rounds=10), tmp_path / "run", True, SECRET)
     run = after.ledger.run
     extra = sum(part.ledger.extra for part in read_account(tmp_path / "run").parts)
@@ -176,7 +175,7 @@ def test_what_each_user_may_spend_holds_over_all_parts(tmp_path: Path, privacy) 
     limits = {"user_epsilon": cap}
     go(full, tmp_path / "run", False, privacy, limits=limits)
     more = go(full.changed(rounds=10), tmp_path / "run", True, privacy, limits=limits)
-    took = {e.round: e.users for e in entries(Journal(tmp_path / "run" / "ledger.jsonl"))}
+    took = {e["round"]: e["users"] for e in rounds_of(tmp_path / "run")}
     assert {r: len(users) for r, users in took.items()} == {
         r: 8 if r <= 8 else 0 for r in range(1, 11)
     }
@@ -197,14 +196,14 @@ def test_users_of_different_pasts_decline_at_different_times(tmp_path: Path) -> 
     go(longer, run_folder, limits=limits)  # three parts
     counts, declined = [[0] * 3 for _ in range(8)], 0
     streams = Randomness(longer.seed)
-    for entry in entries(Journal(run_folder / "ledger.jsonl")):
-        part = (entry.round > 6) + (entry.round > 10)
-        for user in streams.cohort(entry.round, 8, 4).tolist():
+    for entry in rounds_of(run_folder):
+        part = (entry["round"] > 6) + (entry["round"] > 10)
+        for user in streams.cohort(entry["round"], 8, 4).tolist():
             after = [n + (k == part) for k, n in enumerate(counts[user])]
             total = math.fsum(spent(run, n, user) for n in after)
-            assert (user in entry.users) == (total <= cap), (entry.round, user)
-            declined += user not in entry.users
-            counts[user] = after if user in entry.users else counts[user]
+            assert (user in entry["users"]) == (total <= cap), (entry["round"], user)
+            declined += user not in entry["users"]
+            counts[user] = after if user in entry["users"] else counts[user]
     assert declined >= 3, "the cap is met by nobody: the test shows nothing"
     again = go(longer, run_folder, limits=limits)
     assert again.privacy.towards("server").given <= cap

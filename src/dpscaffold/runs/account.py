@@ -41,9 +41,6 @@ class NoAccount:
     def check_room(self) -> None:
         """There is no limit."""
 
-    def begin(self) -> None:
-        """Nothing is kept."""
-
     def attach(
         self,
         folder: RunFolder,
@@ -124,17 +121,12 @@ class PrivacyAccount:
     @property
     def anchor(self) -> Anchor | None:
         """The journal as it stands, for a checkpoint."""
-        return self.account.anchor
+        return self.account.journal.anchor
 
     def check_room(self) -> None:
         """Refuse, before anything is written, a run that its limits have no room for."""
         for limit in self.limits:
             limit.check()
-
-    def begin(self) -> None:
-        """Have the limits begin the run, or go on with it."""
-        for limit in self.limits:
-            limit.begin(self.account)
 
     def attach(
         self,
@@ -165,7 +157,8 @@ class PrivacyAccount:
         # Rounds recorded but not in the checkpoint are run again. A seeded run repeats its very
         # outputs, which costs nothing; a secret one draws fresh noise, which does.
         self._replay_until = account.last if self.setting.secret and not stored else 0
-        self.begin()
+        for limit in self.limits:
+            limit.begin(account)
         if self.planned > account.ends[-1]:
             for limit in self.limits:
                 limit.extend(self.planned)

@@ -25,7 +25,7 @@ from __future__ import annotations
 import fcntl
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -33,7 +33,9 @@ from pathlib import Path
 from typing import Any
 
 from dpscaffold.atomic import new_file
+from dpscaffold.checks import above
 from dpscaffold.errors import BadInput
+from dpscaffold.privacy.mechanism import check_delta
 from dpscaffold.privacy.numbers import round_up
 from dpscaffold.runs.journal import Journal
 
@@ -54,15 +56,6 @@ class BudgetGrant:
     neighbours: str
     plan: str = ""
     noise_seed: int | None = None
-
-
-@dataclass(frozen=True)
-class BudgetRound:
-    """One round of a run, recorded before its uploads are used."""
-
-    run: str
-    round: int
-    again: bool = False
 
 
 @dataclass
@@ -131,7 +124,7 @@ class BudgetFile:
     >>> path = Path(tempfile.mkdtemp()) / "budget.jsonl"
     >>> allowance = BudgetFile.open(path, epsilon=1.0, delta=1e-5)
     >>> allowance.reserve(BudgetGrant("a", 0.6, 2e-6, 100, "record", "replace-one"))
-    >>> allowance.participate(BudgetRound("a", 1), after=0)
+    >>> allowance.participate("a", 1, after=0)
     >>> contents = BudgetFile(path).read()
     >>> [round(left, 9) for left in contents.left], contents.participations
     ([0.4, 8e-06], {'a': 1})
@@ -151,14 +144,10 @@ class BudgetFile:
     ) -> BudgetFile:
         """A new budget file, with so much in all, of which ``already`` (ε, δ) was spent: by other
         software, or as another budget file tells."""
-        for name, value in (("epsilon", epsilon), ("already spent epsilon", already[0] or 1.0)):
-            if not (math.isfinite(value) and value > 0):
-                raise BadInput("out-of-range", f"{name} is {value}; give a finite number above 0")
-        for name, value in (("delta", delta), ("already spent delta", already[1] or delta)):
-            if not 0.0 < value < 1.0:
-                raise BadInput(
-                    "out-of-range", f"{name} is {value}; it must lie strictly between 0 and 1"
-                )
+        above("epsilon", epsilon, 0)
+        above("already spent epsilon", already[0] or epsilon, 0)
+        check_delta("delta", delta)
+        check_delta("already spent delta", already[1] or delta)
         allowance = cls(path)
         if not allowance.path.parent.is_dir():
             raise BadInput(
@@ -184,26 +173,26 @@ class BudgetFile:
     def reserve(self, grant: BudgetGrant) -> None:
         """Grant a run what it may spend, or refuse; on the disk when this returns."""
         with self._locked():
-            contents = self._contents()
-            self._check(contents, grant)
-            self._append({"event": "grant", **asdict(grant)})
+            self._check(self._contents(), grant)
+            self._current().append({"event": "grant", **asdict(grant), "time": _now()})
 
-    def participate(self, participation: BudgetRound, after: int) -> None:
+    def participate(self, run: str, round: int, after: int, again: bool = False) -> None:
         """Enter one round of a granted run, before its uploads are used.
 
-        ``after`` is how many of its rounds the caller knows to be recorded: more mean that a copy
-        of the run is at work too, and the round is refused.
+        ``again`` says that its noise is fresh. ``after`` is how many of its rounds the caller knows
+        to be recorded: more mean that a copy of the run is at work too, and the round is refused.
         """
         with self._locked():
             if self._journal is None or not self._journal.untouched:
-                recorded = self._contents().participations.get(participation.run, 0)
+                recorded = self._contents().participations.get(run, 0)
                 if recorded != after:
                     raise BadInput(
                         "run-copied",
                         f"{self.path} records {recorded} rounds of this run where {after} are "
                         f"known here: a copy of the run has gone on; let only that one run",
                     )
-            self._append({"event": "participate", **asdict(participation)})
+            line = {"event": "participate", "run": run, "round": round, "again": again}
+            self._current().append({**line, "time": _now()})
 
     def check(self, grant: BudgetGrant) -> None:
         """Refuse what :meth:`reserve` would refuse, and reserve nothing."""
@@ -262,9 +251,6 @@ class BudgetFile:
         if self._journal is None or not self._journal.untouched:
             self._journal = Journal(self.path)
         return self._journal
-
-    def _append(self, line: Mapping[str, Any]) -> None:
-        self._current().append({**line, "time": _now()})
 
     def _contents(self) -> BudgetFileContents:
         journal = self._current()

@@ -13,8 +13,6 @@ from dpscaffold.runs.journal import Anchor
 #: The layout of checkpoint.pt; raise it when an older one can no longer be read.
 CHECKPOINT_FORMAT = 2
 
-_FILE = "checkpoint.pt"
-
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -45,7 +43,7 @@ class Checkpoint:
         }
 
     @classmethod
-    def from_dict(cls, saved: Mapping[str, Any], where: str = _FILE) -> Checkpoint:
+    def from_dict(cls, saved: Mapping[str, Any], where: str) -> Checkpoint:
         """The inverse of :meth:`to_dict`; ``where`` names the file in messages."""
         if saved.get("format") != CHECKPOINT_FORMAT:
             raise BadInput(
@@ -53,14 +51,13 @@ class Checkpoint:
                 f"{where} has format {saved.get('format')}, and this version reads format "
                 f"{CHECKPOINT_FORMAT}; resume it with the version that wrote it",
             )
+        given = {name: value for name, value in saved.items() if name != "format"}
         try:
-            given = {name: saved[name] for name in cls.__dataclass_fields__ if name in saved}
-            journal, state = saved["journal"], State.from_dict(saved["state"])
+            journal, state = given.pop("journal"), State.from_dict(given.pop("state"))
+            return cls(state, journal and Anchor(**journal), **given)
         except (KeyError, TypeError, AttributeError) as error:
             raise BadInput(
                 "checkpoint-damaged",
                 f"{where} is not a checkpoint that this version reads ({error}); restore the file, "
                 f"or start a new run elsewhere",
             ) from error
-        given["journal"] = None if journal is None else Anchor.read(journal, _FILE)
-        return cls(**{**given, "state": state})

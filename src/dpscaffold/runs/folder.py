@@ -92,7 +92,12 @@ class RunFolder:
         """Refuse a folder that holds a run or anything else."""
         if self.path.exists() and not self.path.is_dir():
             raise BadInput("not-a-folder", f"--out is {self.path}, which is a file; name a folder")
-        self._refuse_a_run()
+        if self.holds_run:
+            raise BadInput(
+                "run-exists",
+                f"--out is {self.path}, which already holds a run; "
+                "add --resume to continue it, or name another folder",
+            )
         if self.path.exists() and any(not _is_left_over(path) for path in self.path.iterdir()):
             raise BadInput(
                 "folder-not-empty",
@@ -102,22 +107,13 @@ class RunFolder:
 
     def begin(self, config: str, identity: Identity, secret: Secret | None = None) -> None:
         """Claim the folder for a new run; refuses one that holds another run or anything else."""
-        self.check_free()
         self.path.mkdir(parents=True, exist_ok=True)
         text = _run_text(config, identity)  # starts a process: before the lock
         self.lock()
-        self._refuse_a_run()  # begun by another process since
+        self.check_free()  # another process may have begun a run
         if secret is not None:
             secret.write(self.path)
         self.write_text(CONFIG, text)  # last: with it the run has begun
-
-    def _refuse_a_run(self) -> None:
-        if self.holds_run:
-            raise BadInput(
-                "run-exists",
-                f"--out is {self.path}, which already holds a run; "
-                "add --resume to continue it, or name another folder",
-            )
 
     def lock(self) -> None:
         """Keep other processes out until :meth:`release`, or until this process ends."""

@@ -59,15 +59,6 @@ class Anchor:
         return tuple(one if isinstance(one, cls) else cls.read(one, where) for one in given)
 
 
-@dataclass(frozen=True)
-class _Line:
-    """A verified line: what was appended, its chain, and where it ends in the file."""
-
-    body: dict[str, Any]
-    chain: str
-    end: int
-
-
 class Journal:
     """One journal, read and verified when it is opened; the file appears with the first line.
 
@@ -95,11 +86,11 @@ class Journal:
         self._heads = [START]
         self._end = 0
         self._left_as = _fingerprint(self.path)
-        for line in self._verified():
-            self._heads.append(line.chain)
-            self._end = line.end
+        for body, chain, end in self._verified():
+            self._heads.append(chain)
+            self._end = end
             if visit is not None:
-                visit(line.body)
+                visit(body)
         #: The journal as it stands.
         self.anchor = Anchor(len(self), self.head)
         self._size = self.path.stat().st_size if self.path.exists() else 0
@@ -142,20 +133,14 @@ class Journal:
 
     def lines(self) -> Iterator[dict[str, Any]]:
         """What was appended, in order, read from the file and verified once more."""
-        for line in self._verified():
-            yield line.body
+        for body, _, _ in self._verified():
+            yield body
 
     def append(self, line: Mapping[str, Any]) -> None:
         """Add one object; it is on the disk when this returns, and not in the file if this raises.
 
         A file that has grown or shrunk since it was read is refused: somebody else writes to it.
         """
-        taken = [key for key in RESERVED if key in line]
-        if taken:
-            raise BadInput(
-                "reserved-name",
-                f"a journal line names {taken[0]!r}, which the journal itself writes",
-            )
         body = json.loads(json.dumps({**line, "process": self._process}, allow_nan=False))
         chain = _link(self.head, body)
         new = not self.path.exists()
@@ -201,8 +186,9 @@ class Journal:
             self._size = self._end
             raise
 
-    def _verified(self) -> Iterator[_Line]:
-        """The lines of the file; stops before one that a crash cut short, refuses other damage."""
+    def _verified(self) -> Iterator[tuple[dict[str, Any], str, int]]:
+        """What was appended, its chain, and where it ends in the file; stops before a line that a
+        crash cut short, refuses other damage."""
         if not self.path.exists():
             return
         head, end, writer = START, 0, ""
@@ -226,7 +212,7 @@ class Journal:
                     )
                 head, end = body.pop("chain"), end + len(raw)
                 del body["process"]
-                yield _Line(body, head, end)
+                yield body, head, end
 
 
 class Unwritten:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
@@ -78,18 +78,6 @@ class Opening(Stored):
     earlier: str | None = None
 
 
-@dataclass(frozen=True)
-class RoundEntry:
-    """One line of the journal: who took part in a round; ``again`` where fresh noise was drawn for
-    a round that had already been recorded, ``ahead`` where the round is counted before it runs,
-    because what comes out may decide whether it does."""
-
-    round: int
-    users: tuple[int, ...]
-    again: bool
-    ahead: bool
-
-
 class Account:
     """What a run has spent, and all that a statement of it needs.
 
@@ -130,20 +118,20 @@ class Account:
             self.ledgers.append(Ledger(run, self.opening.user_epsilon))
             self.ends.append(line["extends"])
         else:
-            self.record(entry_of(line))
+            self._record(**line)
 
-    def record(self, entry: RoundEntry) -> None:
+    def _record(self, round: int, users: Sequence[int], again: bool, ahead: bool = False) -> None:
         """Count who takes part in a round; one that was counted ahead is not counted again."""
-        if entry.round > self.rounds + 1:  # a run takes every round, so a gap is a loss
+        if round > self.rounds + 1:  # a run takes every round, so a gap is a loss
             raise ValueError(f"round {self.rounds + 1} is missing")
-        part = self._part_of(entry.round)
+        part = self._part_of(round)
         first = self.ends[part - 1] if part else 0
-        self.ledgers[part].record(entry.round - first, entry.users, again=entry.again)
-        if entry.again or entry.round > self.rounds:
-            self.releases.append((entry.round, entry.again))
-        self.rounds = max(self.rounds, entry.round)
-        if not entry.ahead:
-            self.last = max(self.last, entry.round)
+        self.ledgers[part].record(round - first, users, again=again)
+        if again or round > self.rounds:
+            self.releases.append((round, again))
+        self.rounds = max(self.rounds, round)
+        if not ahead:
+            self.last = max(self.last, round)
 
     def write(self, line: Mapping[str, Any], last: bool = True) -> None:
         """Add a line; it is on the disk when this returns. Of several only the ``last`` names the
@@ -161,7 +149,8 @@ class Account:
 
     def recorded(self, round: int) -> tuple[int, ...]:
         """Who took part when this round first ran: a repeat under a cap admits the same users."""
-        return next(one.users for one in entries(self.journal) if one.round == round)
+        rounds = (line for line in self.journal.lines() if line.get("round") == round)
+        return tuple(next(rounds)["users"])
 
     def allowed(self, round: int, drawn: Sequence[int]) -> list[int]:
         """Those of the drawn users whom no cap lets decline."""
@@ -177,11 +166,6 @@ class Account:
     def ledger(self) -> Ledger:
         """Who took part in the rounds that the run was planned with."""
         return self.ledgers[0]
-
-    @property
-    def anchor(self) -> Anchor | None:
-        """The journal as it stands."""
-        return self.journal.anchor
 
     @cached_property
     def drawn(self) -> SeedKnowledge:
@@ -234,12 +218,8 @@ class Account:
     @cached_property
     def most(self) -> float:
         """The ε that no user exceeds in all parts by its own rule; infinite without one."""
-        return within_cap(self.parts, self.cap).epsilon if self.cap else math.inf
-
-    @property
-    def cap(self) -> int:
-        """The most often that a user takes part in all parts, 0 where nothing bounds it."""
-        return self.people.cap if self.people else 0
+        cap = self.facts.cap
+        return within_cap(self.parts, cap).epsilon if cap else math.inf
 
     @property
     def continues(self) -> tuple[str, ...]:
@@ -249,7 +229,7 @@ class Account:
     @property
     def facts(self) -> Facts:
         """What is true of the run besides its mechanism."""
-        opening, anchor = self.opening, self.anchor
+        opening, anchor = self.opening, self.journal.anchor
         deployed = opening.origin == "sites" or MAY_STAY_AWAY in (opening.run.declines or "")
         return Facts(
             held="sites" if deployed else "one computer",
@@ -258,7 +238,7 @@ class Account:
             preparation=opening.preparation,
             allowed=opening.allowed,
             colluders=opening.colluders,
-            cap=self.cap,
+            cap=self.people.cap if self.people else 0,
             journal=None if anchor is None else JournalHead(anchor.lines, anchor.head),
         )
 
@@ -317,15 +297,8 @@ def _read(folder: Path, journal: Journal) -> Account:
             f"it",
         )
     secret = read_secret(folder)
-    if (
-        secret
-        and secret.seed
-        and (secret.seed.origin, secret.seed.mark)
-        != (
-            opening.origin,
-            opening.mark,
-        )
-    ):
+    seed = secret.seed if secret else None
+    if seed and (seed.origin, seed.mark) != (opening.origin, opening.mark):
         raise BadInput(
             "run-file-changed",
             f"{folder} holds the seed of another run, not the seed that this run began with; "
@@ -344,17 +317,6 @@ def _read(folder: Path, journal: Journal) -> Account:
                 f"{journal.path} at line {place} is not what it should be ({error}); restore it",
             ) from error
     return account
-
-
-def entries(journal: Journal | Unwritten) -> Iterator[RoundEntry]:
-    """The rounds of a journal."""
-    return (entry_of(line) for line in journal.lines() if "round" in line)
-
-
-def entry_of(line: Mapping[str, Any]) -> RoundEntry:
-    """The round that a line is about."""
-    ahead = bool(line.get("ahead", False))
-    return RoundEntry(int(line["round"]), tuple(line["users"]), bool(line["again"]), ahead)
 
 
 def check_anchor(journal: Journal, anchor: Anchor, where: str) -> None:

@@ -17,7 +17,7 @@ from dpscaffold.config import Run
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy import Ledger, adversaries, epsilon
 from dpscaffold.privacy.numbers import largest_count
-from dpscaffold.runs.budget_file import BudgetFile, BudgetGrant, BudgetRound
+from dpscaffold.runs.budget_file import BudgetFile, BudgetGrant
 from dpscaffold.runs.journal import digest
 from dpscaffold.runs.ledger import Account, Opening
 
@@ -112,7 +112,7 @@ class BudgetReservation:
             self._again.append(round)
 
     def _write(self, round: int, again: bool) -> None:
-        self.file.participate(BudgetRound(self._name, round, again), self._recorded)
+        self.file.participate(self._name, round, self._recorded, again)
         self._recorded += 1
 
     def _reserve(self, ends: Sequence[int], repeats: Sequence[int]) -> None:

@@ -164,7 +164,6 @@ def begun(asked: Asked) -> Iterator[Begun]:
         return
     if asked.out is None:
         account.check_room()
-        account.begin()
         yield Begun(account, asked.run.seed())
         return
     folder, digest = RunFolder(asked.out), asked.federation.digest()

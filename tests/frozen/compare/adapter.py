@@ -44,7 +44,7 @@ from dpscaffold.privacy.accounting import group_steps, step_epsilon
 from dpscaffold.privacy.parts import allowed_in_parts, by_person, shared_draw
 from dpscaffold.privacy.seeds import SeedKnowledge
 from dpscaffold.runs import stating
-from dpscaffold.runs.budget_file import BudgetFile, BudgetGrant, BudgetRound
+from dpscaffold.runs.budget_file import BudgetFile, BudgetGrant
 from dpscaffold.runs.ledger import read_account
 from frozen import statements
 from frozen.compare.configurations import RENAMES, renamed
@@ -326,7 +326,7 @@ def shared_budget(given: Mapping[str, Any]) -> Said:
 def _step(file: BudgetFile, step: Said) -> str:
     try:
         if "round" in step:
-            file.participate(BudgetRound(step["run"], step["round"]), after=step["after"])
+            file.participate(step["run"], step["round"], after=step["after"])
         else:
             step["noise_seed"] = step.pop("seed")
             file.reserve(BudgetGrant(**step))
