@@ -109,7 +109,7 @@ class PrivacyAccount:
                     f"privacy.budget_file is set for a run that nothing can be counted of: "
                     f"{reason}",
                 )
-            self.limits.append(BudgetReservation(privacy.budget_file, setting, opening))
+            self.limits.append(BudgetReservation(privacy.budget_file, setting, self.account))
         self.folder: RunFolder | None = None
         self._replay_until = 0
 
@@ -190,8 +190,6 @@ class PrivacyAccount:
             return np.array(users, dtype=np.int64)
         users = tuple(self.account.allowed(round, drawn.tolist()))
         self._enter(round, users, again, ahead)
-        for limit in self.limits:
-            limit.enter(round, again)
         return np.array(users, dtype=np.int64)
 
     def count_rest(self, randomness: Randomness) -> None:
@@ -206,8 +204,6 @@ class PrivacyAccount:
         """Count these users once more in a round that is recorded: they released with fresh
         noise."""
         self._enter(round - self.before, tuple(users), again=True)
-        for limit in self.limits:
-            limit.enter(round - self.before, again=True)
 
     def _enter(
         self, round: int, users: tuple[int, ...], again: bool = False, ahead: bool = False
@@ -215,6 +211,8 @@ class PrivacyAccount:
         self._withdraw_model()
         line = {"round": round, "users": users, "again": again} | ({"ahead": True} if ahead else {})
         self.account.write(line, last=not ahead)
+        for limit in self.limits:
+            limit.enter()
 
     def _withdraw_model(self) -> None:
         """Take back the model of an earlier part of the run, whose statement says less than is

@@ -93,6 +93,36 @@ class BudgetFileContents:
         epsilon, delta = self._with(grant)
         return epsilon <= self.epsilon and delta <= self.delta
 
+    def check(self, grant: BudgetGrant) -> None:
+        """Refuse a grant that this file must not give."""
+        path = self.journal.path
+        if grant.run in self.grants:
+            raise BadInput("grant-exists", f"{path} holds a grant of the run {grant.run} already")
+        for other in self.grants.values():
+            if (other.unit, other.neighbours) != (grant.unit, grant.neighbours):
+                raise BadInput(
+                    "units-differ",
+                    f"{path} is spent on {other.neighbours}, and this run protects "
+                    f"{grant.neighbours}; give it a budget file of its own",
+                )
+            own = other.run.partition("+")[0] == grant.run.partition("+")[0]  # of other rounds
+            if not own and None is not other.noise_seed == grant.noise_seed:
+                raise BadInput(
+                    "seed-repeated",
+                    f"{path} holds a run with the seed {grant.noise_seed}, whose noise this "
+                    f"one would repeat: nothing is guaranteed about both; give another "
+                    f"plan.seed, or secret noise",
+                )
+        if not self.fits(grant):
+            epsilon, delta = self.left
+            raise BadInput(
+                "budget-too-small",
+                f"{path} has epsilon = {epsilon:.6g} of {self.epsilon:g} and delta = "
+                f"{delta:.3g} of {self.delta:g} left, and {grant.rounds} rounds would take "
+                f"epsilon = {round_up(grant.epsilon, 6)} and delta = {grant.delta:.3g}; take fewer "
+                f"rounds, more noise or a smaller privacy.delta",
+            )
+
     def of(self, run: str) -> list[BudgetGrant]:
         """The grants of one run: its plan's, and one for each further need."""
         return [g for name, g in self.grants.items() if name.partition("+")[0] == run]
@@ -173,7 +203,7 @@ class BudgetFile:
     def reserve(self, grant: BudgetGrant) -> None:
         """Grant a run what it may spend, or refuse; on the disk when this returns."""
         with self._locked():
-            self._check(self._contents(), grant)
+            self._contents().check(grant)
             self._current().append({"event": "grant", **asdict(grant), "time": _now()})
 
     def participate(self, run: str, round: int, after: int, again: bool = False) -> None:
@@ -193,41 +223,6 @@ class BudgetFile:
                     )
             line = {"event": "participate", "run": run, "round": round, "again": again}
             self._current().append({**line, "time": _now()})
-
-    def check(self, grant: BudgetGrant) -> None:
-        """Refuse what :meth:`reserve` would refuse, and reserve nothing."""
-        with self._locked():
-            self._check(self._contents(), grant)
-
-    def _check(self, contents: BudgetFileContents, grant: BudgetGrant) -> None:
-        if grant.run in contents.grants:
-            raise BadInput(
-                "grant-exists", f"{self.path} holds a grant of the run {grant.run} already"
-            )
-        for other in contents.grants.values():
-            if (other.unit, other.neighbours) != (grant.unit, grant.neighbours):
-                raise BadInput(
-                    "units-differ",
-                    f"{self.path} is spent on {other.neighbours}, and this run protects "
-                    f"{grant.neighbours}; give it a budget file of its own",
-                )
-            own = other.run.partition("+")[0] == grant.run.partition("+")[0]  # of other rounds
-            if not own and None is not other.noise_seed == grant.noise_seed:
-                raise BadInput(
-                    "seed-repeated",
-                    f"{self.path} holds a run with the seed {grant.noise_seed}, whose noise this "
-                    f"one would repeat: nothing is guaranteed about both; give another "
-                    f"plan.seed, or secret noise",
-                )
-        if not contents.fits(grant):
-            epsilon, delta = contents.left
-            raise BadInput(
-                "budget-too-small",
-                f"{self.path} has epsilon = {epsilon:.6g} of {contents.epsilon:g} and delta = "
-                f"{delta:.3g} of {contents.delta:g} left, and {grant.rounds} rounds would take "
-                f"epsilon = {round_up(grant.epsilon, 6)} and delta = {grant.delta:.3g}; take fewer "
-                f"rounds, more noise or a smaller privacy.delta",
-            )
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

@@ -23,6 +23,7 @@ import os
 import tomllib
 import zipfile
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -186,7 +187,12 @@ class RunFolder:
                 continue
             name = key.removeprefix("run.").removeprefix("setting.")
             if name == "plan.rounds" and config is not None and before and after:
-                self._check_longer(before, after)
+                if after < before:
+                    raise BadInput(
+                        "fewer-rounds",
+                        f"{self.path} holds a run with plan.rounds = {before}, not {after}; a run "
+                        f"can be given more rounds, not fewer",
+                    )
             elif key == "run.data":
                 raise BadInput(
                     "records-differ",
@@ -199,14 +205,6 @@ class RunFolder:
                     f"{self.path} holds a run with {name} = {before!r}, not {after!r}; resume it "
                     f"with its own configuration",
                 )
-
-    def _check_longer(self, before: Any, after: Any) -> None:
-        if after < before:
-            raise BadInput(
-                "fewer-rounds",
-                f"{self.path} holds a run with plan.rounds = {before}, not {after}; a run can be "
-                f"given more rounds, not fewer",
-            )
 
     def secret(self, private: bool) -> Secret:
         """The seed and the key of the run in this folder, without which it cannot go on."""
@@ -244,14 +242,16 @@ class RunFolder:
                 damaged = parts.testzip()
             if damaged:
                 raise ValueError(f"its part {damaged} is damaged")
-            saved = dict(torch.load(path, map_location="cpu", weights_only=True))
+            saved = torch.load(path, map_location="cpu", weights_only=True)
+            return Checkpoint.from_dict(saved, str(path))
+        except BadInput:
+            raise
         except Exception as error:
             raise BadInput(
                 "checkpoint-damaged",
                 f"{path} cannot be read as a checkpoint ({type(error).__name__}); restore the "
                 f"file, or start a new run elsewhere",
             ) from error
-        return Checkpoint.from_dict(saved, str(path))
 
     def append_metrics(self, row: HistoryRow) -> None:
         """Add one evaluated round."""
@@ -288,30 +288,28 @@ class RunFolder:
     # --- what anyone reads
 
     def metrics(self) -> list[HistoryRow]:
-        """All evaluated rounds; a line cut short by a crash is dropped."""
+        """All evaluated rounds, up to a line that is none."""
         rows = []
-        for line in self._metric_lines():
-            try:
-                rows.append(HistoryRow.from_json(json.loads(line)))
-            except ValueError:
-                break
+        with suppress(BadInput):
+            for values in self._metric_lines():
+                rows.append(HistoryRow.from_json(values))
         return rows
 
     def summary(self) -> Summary:
         """How the run ended; ``Summary()`` where it has not."""
-        last = self._metric_lines()[-1:]
-        try:
-            found = json.loads(last[0]) if last else {}
-        except ValueError:  # cut short
-            found = {}
-        if not isinstance(found, dict) or "ended" not in found:
-            return Summary()
-        return Summary.from_json(found, str(self.file(METRICS)))
+        last = (self._metric_lines() or [{}])[-1]
+        return Summary.from_json(last if "ended" in last else {}, str(self.file(METRICS)))
 
-    def _metric_lines(self) -> list[str]:
-        path = self.file(METRICS)
+    def _metric_lines(self) -> list[dict[str, Any]]:
+        """The lines of the metrics, up to one that was cut short by a crash."""
+        path, found = self.file(METRICS), []
         text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-        return [line for line in text.split("\n") if line]
+        for line in text.splitlines():
+            try:
+                found.append(dict(json.loads(line)))
+            except (ValueError, TypeError):
+                break
+        return found
 
     def statement(self) -> Statement | None:
         """The privacy statement; None where a run without privacy has not ended."""

@@ -18,7 +18,7 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,11 +83,12 @@ class Journal:
         """Read and verify the file; ``visit`` is called with every line on the way."""
         self.path = Path(path)
         self._process = secrets.token_hex(8)
-        self._heads = [START]
+        #: h_0 and the chains of all lines.
+        self.heads = [START]
         self._end = 0
         self._left_as = _fingerprint(self.path)
         for body, chain, end in self._verified():
-            self._heads.append(chain)
+            self.heads.append(chain)
             self._end = end
             if visit is not None:
                 visit(body)
@@ -97,22 +98,17 @@ class Journal:
 
     def __len__(self) -> int:
         """The number of lines."""
-        return len(self._heads) - 1
-
-    @property
-    def heads(self) -> Sequence[str]:
-        """h_0 and the chains of all lines."""
-        return self._heads
+        return len(self.heads) - 1
 
     @property
     def head(self) -> str:
         """h_k, the chain of the last line."""
-        return self._heads[-1]
+        return self.heads[-1]
 
     @property
     def first(self) -> str:
         """h_1, the chain of the first line, which only copies of this journal share."""
-        return self._heads[min(1, len(self))]
+        return self.heads[min(1, len(self))]
 
     @property
     def untouched(self) -> bool:
@@ -123,13 +119,9 @@ class Journal:
         """Whether the journal begins with the lines that the anchor was taken of."""
         return self.anchor_at(anchor.lines) == anchor
 
-    def placed(self, values: object, where: str) -> list[tuple[Anchor, Anchor | None]]:
-        """Anchors from JSON values, each with this journal's own after as many lines."""
-        return [(one, self.anchor_at(one.lines)) for one in Anchor.read_all(values, where)]
-
     def anchor_at(self, lines: int) -> Anchor | None:
         """The anchor after this many lines; None where there are fewer."""
-        return Anchor(lines, self._heads[lines]) if 0 <= lines <= len(self) else None
+        return Anchor(lines, self.heads[lines]) if 0 <= lines <= len(self) else None
 
     def lines(self) -> Iterator[dict[str, Any]]:
         """What was appended, in order, read from the file and verified once more."""
@@ -152,7 +144,7 @@ class Journal:
             os.close(descriptor)
         if new:
             sync_folder(self.path.parent)
-        self._heads.append(chain)
+        self.heads.append(chain)
         self.anchor = Anchor(len(self), chain)
         self._end = self._size = self._end + len(raw)
         self._left_as = _fingerprint(self.path)

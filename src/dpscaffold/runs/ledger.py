@@ -22,7 +22,6 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -289,7 +288,8 @@ def read_account(folder: Path) -> Account:
 def _read(folder: Path, journal: Journal) -> Account:
     """The account that a journal holds, once it is checked against the folder's other files."""
     _check_head(folder, journal)
-    opening = _opening(journal)
+    lines = journal.lines()
+    opening = _opening(next(lines, {}), journal.path)
     if opening.earlier != mark_of_earlier(folder):
         raise BadInput(
             "run-file-changed",
@@ -308,7 +308,7 @@ def _read(folder: Path, journal: Journal) -> Account:
     earlier = read_account(folder / EARLIER) if continued else None
     people = read_people(folder) if continued else None
     account = Account(opening, journal, secret, earlier, people)
-    for place, line in enumerate(islice(journal.lines(), 1, None), start=2):
+    for place, line in enumerate(lines, start=2):
         try:
             account.take(line)
         except (KeyError, TypeError, ValueError) as error:
@@ -351,14 +351,14 @@ def read_statement(folder: Path) -> Statement | None:
     return None if found is None else Statement.from_json(found, str(path))
 
 
-def _opening(journal: Journal) -> Opening:
-    """What a journal was opened for."""
-    values = dict(next(journal.lines(), {}).get("opens", {}))
+def _opening(line: Mapping[str, Any], path: Path) -> Opening:
+    """What a journal was opened for, by its first line."""
+    values = dict(line.get("opens", {}))
     found = values.pop("format", None)
     if found != FORMAT:
         raise BadInput(
             "ledger-damaged" if found is None else "wrong-version",
-            f"{journal.path} begins with format {found}, and this version of dpscaffold reads "
+            f"{path} begins with format {found}, and this version of dpscaffold reads "
             f"{FORMAT}; read it with the version that wrote it, or restore it",
         )
-    return Opening.from_json(values, str(journal.path))
+    return Opening.from_json(values, str(path))

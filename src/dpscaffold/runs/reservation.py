@@ -19,28 +19,34 @@ from dpscaffold.privacy import Ledger, adversaries, epsilon
 from dpscaffold.privacy.numbers import largest_count
 from dpscaffold.runs.budget_file import BudgetFile, BudgetGrant
 from dpscaffold.runs.journal import digest
-from dpscaffold.runs.ledger import Account, Opening
+from dpscaffold.runs.ledger import Account
 
 
 class BudgetReservation:
     """The reservations of one run, begun or resumed."""
 
-    def __init__(self, path: str, setting: Run, opening: Opening) -> None:
-        self.file, self._setting, self._opening = BudgetFile(path), setting, opening
-        self._name = ""
-        self._ends = [opening.run.rounds]
+    def __init__(self, path: str, setting: Run, account: Account) -> None:
+        self.file, self._setting, self._account = BudgetFile(path), setting, account
         self._grants: list[BudgetGrant] = []
-        self._again: list[int] = []
         self._granted_repeats = 0
         self._recorded = 0
 
+    @property
+    def _name(self) -> str:
+        """What the file calls the run."""
+        return self._account.journal.first[:16]
+
+    @property
+    def _repeats(self) -> list[int]:
+        """The rounds that were run again, each as often as it was."""
+        return [round for round, again in self._account.releases if again]
+
     def check(self) -> None:
         """Refuse, before anything is written, a run that does not fit."""
-        grant = self._missing(self._ends, ())
+        grant, contents = self._missing(self._account.ends, ()), self.file.read()
         try:
-            self.file.check(grant)
+            contents.check(grant)
         except BadInput as error:
-            contents = self.file.read()
             if contents.fits(grant):
                 raise
 
@@ -57,8 +63,8 @@ class BudgetReservation:
         The ledger comes first, so a process that was killed before it entered a round here leaves
         the file one short: a folder restored from then would pass for the newest one round later.
         """
-        self._name, self._ends = account.journal.first[:16], list(account.ends)
-        contents, path, released = self.file.read(), self.file.path, account.releases
+        self._account, released = account, account.releases
+        contents, path = self.file.read(), self.file.path
         if account.budget is not None and not contents.journal.follows(account.budget):
             raise BadInput(
                 "budget-file-damaged",
@@ -77,43 +83,35 @@ class BudgetReservation:
             raise BadInput(
                 "budget-file-damaged", f"{path} does not hold the grant of this run; restore it"
             )
-        for round, again in released[self._recorded :]:
-            self._write(round, again)
-        self._again = [round for round, again in released if again]
+        self.enter()
         if not self._grants:
-            self._reserve(self._ends, ())
+            self._reserve(account.ends, ())
         anchor = self.file.read().journal.anchor
         if anchor != account.budget:
             account.write({"budget": vars(anchor)})
 
     def extend(self, rounds: int) -> None:
         """Reserve what more rounds would spend, ε and δ, or refuse."""
-        ends = [*self._ends, rounds]
-        self._reserve(ends, self._again)
-        self._ends = ends
+        self._reserve([*self._account.ends, rounds], self._repeats)
 
     def refuses(self, round: int, again: bool) -> str:
         """Why a round may not run, or the empty string; rounds that were run again, this one too if
         it would be, may need a larger grant."""
-        repeats = [*self._again, round] if again else self._again
+        repeats = self._repeats + [round] * again
         if len(repeats) > self._granted_repeats:
             try:
-                self._reserve(self._ends, repeats)
+                self._reserve(self._account.ends, repeats)
             except BadInput as error:
                 would = "would be" if again else "was"
                 return f"round {repeats[-1]} {would} run again with fresh noise, and {error}"
             self._granted_repeats = len(repeats)
         return ""
 
-    def enter(self, round: int, again: bool) -> None:
-        """Enter a round, before its uploads are used."""
-        self._write(round, again)
-        if again:
-            self._again.append(round)
-
-    def _write(self, round: int, again: bool) -> None:
-        self.file.participate(self._name, round, self._recorded, again)
-        self._recorded += 1
+    def enter(self) -> None:
+        """Enter what the ledger has and the file lacks, before its uploads are used."""
+        for round, again in self._account.releases[self._recorded :]:
+            self.file.participate(self._name, round, self._recorded, again)
+            self._recorded += 1
 
     def _reserve(self, ends: Sequence[int], repeats: Sequence[int]) -> None:
         """Have the file grant all that these parts and repeats need beyond what it has granted."""
@@ -124,7 +122,7 @@ class BudgetReservation:
 
     def _missing(self, ends: Sequence[int], repeats: Sequence[int]) -> BudgetGrant:
         """What these parts and repeats need beyond what is granted. Every part has its own δ."""
-        run, number = self._opening.run, len(self._grants)
+        run, number = self._account.opening.run, len(self._grants)
         spans = [(before + 1, end) for before, end in pairwise((0, *ends))]
         whole = math.fsum(
             self._price(first, last, [r for r in repeats if first <= r <= last])
@@ -146,14 +144,14 @@ class BudgetReservation:
     def _price(self, first: int, last: int, repeats: Sequence[int]) -> float:
         """ε of the rounds from ``first`` to ``last``; ``repeats`` are those that were, or would be,
         run again, each as often as it was. What preparing the data cost is spent in round 1."""
-        costs, count = self._opening.costs if first == 1 else (), last - first + 1
-        run = self._opening.run
+        opening, count = self._account.opening, last - first + 1
+        run, costs = opening.run, opening.costs if first == 1 else ()
         run = replace(run, rounds=max(run.rounds, count), extra=max(run.extra, len(repeats)))
         price = epsilon(run, adversaries(run)["server"], count, costs=costs)
         if not self._setting.draw_given:
             return price
         # Of a later part this counts the user's whole ε, of which less is left: too much, if any.
-        setting, ledger = self._setting, Ledger(run, self._opening.user_epsilon, costs)
+        setting, ledger = self._setting, Ledger(run, opening.user_epsilon, costs)
         randomness = setting.randomness()
         for round in (*range(first, last + 1), *repeats):
             drawn = randomness.cohort(round, setting.users, setting.cohort_size).tolist()

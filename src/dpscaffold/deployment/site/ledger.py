@@ -148,8 +148,9 @@ class SiteLedger:
         recovery has accounted for."""
         return [
             sent
-            for sent, own in self._journal.placed(heads, "heads")
-            if (own is None or _keyed(own, key) != sent) and sent not in self._accounted
+            for sent in Anchor.read_all(heads, "heads")
+            if sent not in self._accounted
+            and ((own := self._journal.anchor_at(sent.lines)) is None or _keyed(own, key) != sent)
         ]
 
     @property
