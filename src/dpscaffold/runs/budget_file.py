@@ -44,8 +44,8 @@ from dpscaffold.runs.journal import Journal
 class BudgetGrant:
     """What one run may spend: ε and δ of this many rounds, for these neighbours.
 
-    ``plan`` is the digest of the run's description; ``noise_seed`` is None where the noise is
-    secret. Nothing tells the records: all grants of a file count as over the same ones.
+    ``noise_seed`` is None where the noise is secret. Nothing tells the records: all grants of a
+    file count as over the same ones.
     """
 
     run: str
@@ -54,7 +54,6 @@ class BudgetGrant:
     rounds: int
     unit: str
     neighbours: str
-    plan: str = ""
     noise_seed: int | None = None
 
 
@@ -203,8 +202,9 @@ class BudgetFile:
     def reserve(self, grant: BudgetGrant) -> None:
         """Grant a run what it may spend, or refuse; on the disk when this returns."""
         with self._locked():
-            self._contents().check(grant)
-            self._current().append({"event": "grant", **asdict(grant), "time": _now()})
+            contents = self._contents()
+            contents.check(grant)
+            contents.journal.append({"event": "grant", **asdict(grant), "time": _now()})
 
     def participate(self, run: str, round: int, after: int, again: bool = False) -> None:
         """Enter one round of a granted run, before its uploads are used.
@@ -213,8 +213,10 @@ class BudgetFile:
         to be recorded: more mean that a copy of the run is at work too, and the round is refused.
         """
         with self._locked():
-            if self._journal is None or not self._journal.untouched:
-                recorded = self._contents().participations.get(run, 0)
+            journal = self._journal
+            if journal is None or not journal.untouched:
+                contents = self._contents()
+                journal, recorded = contents.journal, contents.participations.get(run, 0)
                 if recorded != after:
                     raise BadInput(
                         "run-copied",
@@ -222,7 +224,7 @@ class BudgetFile:
                         f"known here: a copy of the run has gone on; let only that one run",
                     )
             line = {"event": "participate", "run": run, "round": round, "again": again}
-            self._current().append({**line, "time": _now()})
+            journal.append({**line, "time": _now()})
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -241,14 +243,8 @@ class BudgetFile:
         finally:
             os.close(descriptor)
 
-    def _current(self) -> Journal:
-        """The journal, read again if another process has written to it since."""
-        if self._journal is None or not self._journal.untouched:
-            self._journal = Journal(self.path)
-        return self._journal
-
     def _contents(self) -> BudgetFileContents:
-        journal = self._current()
+        journal = self._journal = Journal(self.path)
         lines = journal.lines()
         first = next(lines, {})
         if first.get("site") == "budget file":

@@ -45,11 +45,11 @@ class HistoryRow(Mapping[str, Any]):
         return {"round": self.round, **self.metrics}
 
     @classmethod
-    def from_json(cls, values: Any, where: str = "a row") -> HistoryRow:
-        """The inverse of :meth:`to_json`; ``where`` says in messages what is read."""
+    def from_json(cls, values: Any) -> HistoryRow:
+        """The inverse of :meth:`to_json`."""
         metrics = dict(values) if isinstance(values, Mapping) else {}
         round = metrics.pop("round", None)
         numbers = (value is None or type(value) in (int, float) for value in metrics.values())
         if type(round) is not int or not all(numbers):
-            raise BadInput("wrong-type", f"{where} is {values!r:.60}, which is no row of a history")
+            raise BadInput("wrong-type", f"a row is {values!r:.60}, which is no row of a history")
         return cls(round, metrics)

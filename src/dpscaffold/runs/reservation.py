@@ -18,7 +18,6 @@ from dpscaffold.errors import BadInput
 from dpscaffold.privacy import Ledger, adversaries, epsilon
 from dpscaffold.privacy.numbers import largest_count
 from dpscaffold.runs.budget_file import BudgetFile, BudgetGrant
-from dpscaffold.runs.journal import digest
 from dpscaffold.runs.ledger import Account
 
 
@@ -137,7 +136,6 @@ class BudgetReservation:
             rounds=ends[-1] - sum(grant.rounds for grant in granted) or 1,
             unit=run.unit,
             neighbours=run.neighbours,
-            plan=digest(run.to_json()),
             noise_seed=None if self._setting.secret else self._setting.plan.public_seed,
         )
 
