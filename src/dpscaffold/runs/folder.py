@@ -77,7 +77,6 @@ class RunFolder:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
         self._lock: int | None = None
-        self._metrics_hash = hashlib.sha256()
 
     def file(self, name: str) -> Path:
         """The path of one of the run's files."""
@@ -226,9 +225,10 @@ class RunFolder:
 
     def save_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Replace the checkpoint; the metrics that it names are on the disk before it is."""
-        if self.file(METRICS).exists():
-            sync_file(self.file(METRICS))
-        named = replace(checkpoint, metrics=self._metrics_hash.hexdigest())
+        metrics = self.file(METRICS)
+        metrics.touch()
+        sync_file(metrics)
+        named = replace(checkpoint, metrics=hashlib.sha256(metrics.read_bytes()).hexdigest())
         with atomic_file(self.file(CHECKPOINT)) as partial, binary_file(partial) as stream:
             torch.save(named.to_dict(), stream)
 
@@ -255,10 +255,8 @@ class RunFolder:
 
     def append_metrics(self, row: HistoryRow) -> None:
         """Add one evaluated round."""
-        line = _line(row)
         with self.file(METRICS).open("a", encoding="utf-8") as stream:
-            stream.write(line)
-        self._metrics_hash.update(line.encode())
+            stream.write(_line(row))
 
     def write_summary(self, summary: Summary) -> None:
         """The last line of the metrics: the run has ended."""
@@ -277,9 +275,7 @@ class RunFolder:
 
     def rewind_metrics(self, round: int) -> list[HistoryRow]:
         """Keep the evaluated rounds up to ``round``: what came after is run again."""
-        lines = self._lines_until(round)
-        self.write_text(METRICS, lines)
-        self._metrics_hash = hashlib.sha256(lines.encode())
+        self.write_text(METRICS, self._lines_until(round))
         return self.metrics()
 
     def _lines_until(self, round: int) -> str:
