@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import multiprocessing
 from dataclasses import replace
@@ -145,28 +144,6 @@ def test_a_changed_or_shortened_file_is_refused(allowance):
     with refuses("not-a-budget-file"):
         BudgetFile(allowance.path).read()
     assert [p.name for p in allowance.path.parent.iterdir()] == [".budget.jsonl.lock"]
-
-
-@pytest.mark.parametrize(
-    ("epsilon", "delta", "words"),
-    [
-        (0.0, 0.1, "out-of-range: epsilon is 0"),
-        (math.inf, 0.1, "not-a-number: epsilon is inf"),
-        (1.0, 0.0, "out-of-range: delta is 0"),
-    ],
-)
-def test_bad_totals_are_one_sentence(tmp_path, epsilon, delta, words):
-    with refuses(words):
-        BudgetFile.open(tmp_path / "b", epsilon, delta)
-    assert not list(tmp_path.iterdir())
-
-
-def test_what_is_said_is_json(allowance):
-    allowance.reserve(GRANT)
-    allowance.participate("a", 1, after=0)
-    said = json.loads(json.dumps(allowance.read().to_json(), allow_nan=False))
-    assert said["left"]["epsilon"] == pytest.approx(0.6)
-    assert said["runs"][0]["participations"] == 1 and said["runs"][0]["run"] == "a"
 
 
 def test_opening_that_is_cut_short_leaves_nothing(tmp_path, monkeypatch):

@@ -33,9 +33,11 @@ STATEMENT = importlib.import_module("dpscaffold.privacy.statement")
 
 def rounds_are_forgotten(monkeypatch):
     """A round that was lost and run again counts once."""
-    real = runledger.Account.record
+    real = runledger.Account.take
     monkeypatch.setattr(
-        runledger.Account, "record", lambda self, entry: None if entry.again else real(self, entry)
+        runledger.Account,
+        "take",
+        lambda self, line: None if line.get("again") else real(self, line),
     )
 
 

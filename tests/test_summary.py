@@ -27,11 +27,6 @@ def test_a_summary_is_read_as_it_was_written(tmp_path, summary):
     assert folder.summary() == summary
 
 
-def test_numbers_have_names():
-    assert TRAINED.number("late_test_accuracy") == 0.4
-    assert TRAINED.number("late_test_rmse", 2.0) == 2.0 and TRAINED.number("optimum_loss") is None
-
-
 def test_a_run_without_a_summary_has_not_ended(tmp_path):
     assert RunFolder(tmp_path).summary() == Summary() and Summary().ended == "unfinished"
 

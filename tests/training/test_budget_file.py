@@ -303,7 +303,9 @@ def test_bad_commands_are_one_sentence(tmp_path):
         ("privacy", file, "--epsilon", "1"): "--epsilon is given without --delta",
         ("privacy", file, "--delta", "0.1"): "--delta is given without --epsilon",
         ("privacy", file, "--epsilon", "-1", "--delta", "0.1"): "epsilon is -1",
+        ("privacy", file, "--epsilon", "inf", "--delta", "0.1"): "epsilon is inf",
         ("privacy", file, "--epsilon", "1", "--delta", "2"): "delta is 2",
+        ("privacy", file, "--epsilon", "1", "--delta", "0"): "delta is 0",
         (
             "privacy",
             tmp_path / "no" / "b.jsonl",

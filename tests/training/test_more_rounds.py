@@ -164,28 +164,9 @@ def test_a_budget_file_grants_further_rounds_or_refuses_them(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("privacy", [NOISY, SECRET], ids=["seeded", "secret"])
-def test_what_each_user_may_spend_holds_over_all_parts(tmp_path: Path, privacy) -> None:
+def test_users_of_different_pasts_decline_at_different_times(tmp_path: Path, privacy) -> None:
     """A user declines where its sum over the parts, found here from the journal alone, would exceed
     its ε, and takes part wherever it would not."""
-    full = PLAN.changed(user_ratio=1.0)
-    go(full, tmp_path / "probe", False, privacy)
-    run = read_account(tmp_path / "probe").ledger.run
-    # Six participations and two more fit, three more do not.
-    cap = 1e-9 + spent(run, 6) + spent(run, 2)
-    limits = {"user_epsilon": cap}
-    go(full, tmp_path / "run", False, privacy, limits=limits)
-    more = go(full.changed(rounds=10), tmp_path / "run", True, privacy, limits=limits)
-    took = {e["round"]: e["users"] for e in rounds_of(tmp_path / "run")}
-    assert {r: len(users) for r, users in took.items()} == {
-        r: 8 if r <= 8 else 0 for r in range(1, 11)
-    }
-    exact = spent(run, 6) + spent(run, 2)
-    assert more.privacy.towards("server").given == pytest.approx(exact, rel=1e-12)
-    assert more.privacy.towards("server").given <= cap < exact + spent(run, 1)
-    assert more.privacy.delta == 2 * run.delta and more.rounds == 10
-
-
-def test_users_of_different_pasts_decline_at_different_times(tmp_path: Path) -> None:
     run_folder, longer = tmp_path / "run", PLAN.changed(rounds=14)
     go(PLAN, tmp_path / "probe", False)
     run = read_account(tmp_path / "probe").ledger.run

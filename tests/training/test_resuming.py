@@ -121,15 +121,6 @@ def test_what_the_digest_of_a_huge_federation_covers(federation, tmp_path, monke
     assert federation.digest().covers == "every record, train and test"
 
 
-def test_an_algorithm_with_other_numbers(federation, tmp_path):
-    begin(federation, tmp_path / "run")
-    refuses_to_resume(
-        "algorithm.direction … mu = 0.1, not 50.0", federation, tmp_path / "run", fedprox(50.0)
-    )
-    refuses_to_resume("algorithm", federation, tmp_path / "run", fedavg())
-    go(federation, tmp_path / "run", resume=True)
-
-
 def scaled(by, offset=0.0):
     def direction(gradient, y, broadcast, memory, *, stretch=by):
         return gradient * stretch + offset
@@ -168,17 +159,20 @@ def test_numbers_are_found_where_algorithms_keep_them():
 @pytest.mark.parametrize(
     ("changed", "named"),
     [
-        ({"delta": 1e-2}, "privacy.delta = 0.001, not 0.01"),
-        ({"user_epsilon": 50.0}, "privacy.user_epsilon = 40.0, not 50.0"),
-        ({"user_epsilon": None}, "privacy.user_epsilon = 40.0, not None"),
-        ({"view": "third-party"}, "privacy.view = 'server', not 'third-party'"),
+        ({"privacy": LIMITED.changed(delta=1e-2)}, "privacy.delta = 0.001, not 0.01"),
+        ({"privacy": LIMITED.changed(user_epsilon=50.0)}, "privacy.user_epsilon = 40.0, not 50.0"),
+        ({"privacy": LIMITED.changed(user_epsilon=None)}, "privacy.user_epsilon = 40.0, not None"),
+        ({"privacy": LIMITED.changed(view="third-party")}, "view = 'server', not 'third-party'"),
+        ({"engine": "loop"}, "engine = 'simulator', not 'loop'"),
+        ({"algorithm": fedprox(50.0)}, "algorithm.direction … mu = 0.1, not 50.0"),
+        ({"algorithm": fedavg()}, "algorithm"),
     ],
-    ids=str,
+    ids=["delta", "budget", "no-budget", "view", "engine", "number", "algorithm"],
 )
-def test_another_budget(federation, tmp_path, changed, named):
+def test_another_run(federation, tmp_path, changed, named):
     begin(federation, tmp_path / "run", privacy=LIMITED)
-    privacy = LIMITED.changed(**changed)
-    refuses_to_resume(named, federation, tmp_path / "run", privacy=privacy)
+    options = {"privacy": LIMITED} | changed
+    refuses_to_resume(named, federation, tmp_path / "run", **options)
 
 
 @pytest.mark.parametrize("number", [CHECKPOINT_FORMAT + 1, None])
