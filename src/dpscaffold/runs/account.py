@@ -187,9 +187,9 @@ class PrivacyAccount:
             users = self.account.recorded(round)
             if round > self.account.last:
                 self._enter(round, users)
-            return np.array(users, dtype=np.int64)
-        users = tuple(self.account.allowed(round, drawn.tolist()))
-        self._enter(round, users, again, ahead)
+        else:
+            users = tuple(self.account.allowed(round, drawn.tolist()))
+            self._enter(round, users, again, ahead)
         return np.array(users, dtype=np.int64)
 
     def count_rest(self, randomness: Randomness) -> None:
