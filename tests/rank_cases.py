@@ -187,7 +187,7 @@ def reached(case: Case | Special, **more: Any) -> dict[str, Any]:
         "params": result.params,
         "ended": result.ended,
         "privacy": result.privacy,
-        "history": [row.to_json() for row in result.history],
+        "history": [dict(row) for row in result.history],
         "own": torch.zeros(0) if result.own is None else result.own,
     }
 

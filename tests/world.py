@@ -411,7 +411,7 @@ def has_model(folder: Path) -> bool:
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
     """The rows of a run's metrics."""
-    return [row.to_json() for row in RunFolder(folder).metrics()]
+    return [dict(row) for row in RunFolder(folder).metrics()]
 
 
 def times_released(folder: Path) -> Counter[int]:

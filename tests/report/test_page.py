@@ -189,7 +189,7 @@ def test_no_page_names_a_run_by_its_seed(tmp_path: Path) -> None:
 def read_off_records(folder: Path) -> dict[str, float]:
     """The numbers of a run folder that are computed from records without noise, or from time."""
     summary = summary_of(folder)
-    rows = [row.to_json() for row in RunFolder(folder).metrics()]
+    rows = [dict(row) for row in RunFolder(folder).metrics()]
     allowed = ("round", "rounds", "epsilon_server")
     found = {
         f"{place}.{name}": value

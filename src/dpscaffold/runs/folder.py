@@ -261,7 +261,7 @@ class RunFolder:
     def write_summary(self, summary: Summary) -> None:
         """The last line of the metrics: the run has ended."""
         lines = "".join(map(_line, self.metrics()))
-        self.write_text(METRICS, lines + _line(summary))
+        self.write_text(METRICS, lines + _line(summary.to_json()))
 
     def check_metrics(self, round: int, digest: str | None) -> None:
         """Refuse metrics that are not those a checkpoint was written after."""
@@ -323,8 +323,8 @@ def _run_text(config: str, identity: Identity) -> str:
     return f"{config}\n{to_toml({'run': plain(table)})}"
 
 
-def _line(values: HistoryRow | Summary) -> str:
-    return json.dumps(plain(values.to_json())) + "\n"
+def _line(values: Mapping[str, Any]) -> str:
+    return json.dumps(plain(values)) + "\n"
 
 
 def _is_left_over(path: Path) -> bool:

@@ -23,7 +23,7 @@ class HistoryRow(Mapping[str, Any]):
     ``row["test_accuracy"]`` is ``row.metrics["test_accuracy"]``.
 
     >>> row = HistoryRow(3, {"train_loss": 0.5})
-    >>> row["train_loss"], row.to_json()
+    >>> row["train_loss"], dict(row)
     (0.5, {'round': 3, 'train_loss': 0.5})
     """
 
@@ -40,13 +40,9 @@ class HistoryRow(Mapping[str, Any]):
     def __len__(self) -> int:
         return 1 + len(self.metrics)
 
-    def to_json(self) -> dict[str, Any]:
-        """One object, with the metrics as its keys."""
-        return {"round": self.round, **self.metrics}
-
     @classmethod
     def from_json(cls, values: Any) -> HistoryRow:
-        """The inverse of :meth:`to_json`."""
+        """A row from JSON values, where they are one."""
         metrics = dict(values) if isinstance(values, Mapping) else {}
         round = metrics.pop("round", None)
         numbers = (value is None or type(value) in (int, float) for value in metrics.values())

@@ -400,7 +400,7 @@ class DeployedRun:
                 message=ending.message,
                 rounds=state.round,
                 seconds=round(training.seconds, 3),
-                final=history[-1].to_json() if history else {},
+                final=dict(history[-1]) if history else {},
                 run=self.sites.enrolled.run,
                 refusals=self.post.refusals,
             )
