@@ -134,6 +134,12 @@ def codes(node: ast.expr) -> list[str]:
     return [node.value] if isinstance(node, ast.Constant) and isinstance(node.value, str) else []
 
 
+@pytest.mark.parametrize("module", ["training.train", "training.stack", "paper.runner"])
+def test_a_machine_that_only_computes_needs_no_pyarrow(module: str) -> None:
+    script = f"import sys; sys.modules['pyarrow'] = None; import dpscaffold.{module}"
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
 def test_every_code_is_documented_and_every_documented_code_is_raised() -> None:
     calls = [call for source in MODULES.values() for call in refusals(source) if call.args]
     raised = {code for call in calls for code in codes(call.args[0])}

@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute
 import torch
 from torch import Tensor
 
@@ -36,6 +34,11 @@ from dpscaffold.federation.labels import unpack
 from dpscaffold.federation.schema import Target
 from dpscaffold.models.model import Model
 from dpscaffold.tasks.metrics import METRICS, Metric, constant_report, metrics_for, report
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+else:
+    from dpscaffold.data.tables.arrow import pa
 
 #: What every evaluation says.
 NOT_COVERED = (

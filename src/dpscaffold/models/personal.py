@@ -10,10 +10,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import pyarrow as pa
 import torch
 from torch import Tensor
 
@@ -30,6 +29,11 @@ from dpscaffold.runs.folder import RunFolder
 from dpscaffold.tasks import Task
 from dpscaffold.tasks.metrics import Metric, metrics_for, titled
 from dpscaffold.tasks.near import NearFit, SiteRows, better_of, fit_sites
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+else:
+    from dpscaffold.data.tables.arrow import pa
 
 #: λ of a personal model: a number, or chosen by records that are held out at the site.
 Strength = float | Literal["auto"]

@@ -10,12 +10,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.csv
-import pyarrow.parquet
 import torch
 
 from dpscaffold.atomic import atomic_file
@@ -36,6 +33,12 @@ from dpscaffold.data.tables.rows import (
 )
 from dpscaffold.errors import BadInput
 from dpscaffold.models.model import Model
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyarrow import csv, parquet
+else:
+    from dpscaffold.data.tables.arrow import csv, pa, parquet
 
 PREDICTION, PROBABILITY = "prediction", "probability"
 #: The column that says from which file a row comes.
@@ -143,10 +146,10 @@ def _spread(values: np.ndarray, complete: np.ndarray) -> np.ndarray:
 def batch_writer(out: Path | IO[bytes], shape: pa.Schema) -> Iterator[Any]:
     """A writer of batches; a file is written next to its name and moved there when it is whole."""
     if not isinstance(out, Path):
-        with pa.csv.CSVWriter(out, shape) as writer:
+        with csv.CSVWriter(out, shape) as writer:
             yield writer
         return
-    make = pa.parquet.ParquetWriter if written_kind(out) == "parquet" else pa.csv.CSVWriter
+    make = parquet.ParquetWriter if written_kind(out) == "parquet" else csv.CSVWriter
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with atomic_file(out) as partial, make(partial, shape) as writer:

@@ -12,11 +12,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet
 
 from dpscaffold.data.drafts.guesses import (
     but_for,
@@ -52,6 +50,12 @@ from dpscaffold.data.tables.reader import (
 )
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.schema import Target
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyarrow import parquet
+else:
+    from dpscaffold.data.tables.arrow import pa, parquet
 
 Role = Literal["label", "user", "number", "category", "date", "left out"]
 #: How many rows are looked at in all, the same number of every file.
@@ -292,7 +296,7 @@ def _strange(files: Sequence[TableFile]) -> dict[str, str]:
     """The columns of Parquet files that hold neither numbers nor texts, and what they hold."""
     found: dict[str, str] = {}
     for file in files:
-        for column in pa.parquet.read_schema(file.path):
+        for column in parquet.read_schema(file.path):
             kind = column.type
             if pa.types.is_nested(kind) or pa.types.is_duration(kind) or _is_binary(kind):
                 found.setdefault(column.name, str(kind))

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import pyarrow as pa
-import pyarrow.compute
 from pydantic import ValidationError
 
 from dpscaffold.data.config import TabularFile
@@ -23,6 +21,12 @@ from dpscaffold.data.tables.missing import NO_NA_STRINGS, NaStrings
 from dpscaffold.data.tables.scan import read_table
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+else:
+    from dpscaffold.data.tables.arrow import pa, pc
 
 TITLE = "your data"
 
@@ -185,7 +189,7 @@ def _named_classes(dataset: Any, table: pa.Table) -> pa.Table:
         names = getattr((getattr(dataset, "features", None) or {}).get(name), "names", None)
         if names and pa.types.is_integer(table.schema.field(name).type):
             column = table.column(name).combine_chunks()
-            known = pa.compute.if_else(pa.compute.less(column, 0), None, column)  # -1: no label
+            known = pc.if_else(pc.less(column, 0), None, column)  # -1: no label
             table = table.set_column(place, name, pa.array(names, pa.string()).take(known))
     return table
 

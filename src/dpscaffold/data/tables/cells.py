@@ -17,11 +17,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import permutations
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from dpscaffold.data.tables.missing import (
     BLANKS,
@@ -36,6 +34,12 @@ from dpscaffold.data.tables.missing import (
     without_na,
 )
 from dpscaffold.errors import BadInput, BadValue, nearest
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+else:
+    from dpscaffold.data.tables.arrow import pa, pc
 
 #: A column, and each of its values with the other spellings of it.
 Columns = tuple[tuple[str, tuple[tuple[str, tuple[str, ...]], ...]], ...]

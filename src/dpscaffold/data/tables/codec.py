@@ -19,14 +19,18 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from dpscaffold.data.tables.cells import CellReader, Columns, Forms, Spellings, forms_in
 from dpscaffold.data.tables.missing import BLANKS, NaStrings
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation.labels import pack
 from dpscaffold.federation.schema import Target
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+else:
+    from dpscaffold.data.tables.arrow import pa, pc
 
 if TYPE_CHECKING:
     from torch import Tensor

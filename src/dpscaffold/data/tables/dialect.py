@@ -13,13 +13,16 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mode
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 from urllib.parse import unquote
-
-import pyarrow as pa
 
 from dpscaffold.data.tables.missing import NO_NA_STRINGS, NaStrings
 from dpscaffold.errors import BadInput
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+else:
+    from dpscaffold.data.tables.arrow import pa
 
 Format = Literal["csv", "parquet"]
 AUTO = "auto"

@@ -12,14 +12,18 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.csv
 
 from dpscaffold.errors import BadInput, BadValue
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    from pyarrow import csv
+else:
+    from dpscaffold.data.tables.arrow import csv, pa, pc
 
 #: What may stand around a text without being part of it.
 BLANKS = " \t\u00a0"
@@ -172,7 +176,7 @@ class SeenNaStrings:
 @cache
 def default_na_strings() -> tuple[str, ...]:
     """The texts that mean a missing value in every CSV file."""
-    return tuple(pyarrow.csv.ConvertOptions().null_values)
+    return tuple(csv.ConvertOptions().null_values)
 
 
 def trimmed(column: pa.Array) -> pa.Array:

@@ -15,14 +15,18 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any
-
-import pyarrow as pa
-import pyarrow.csv
-import pyarrow.parquet
+from typing import IO, TYPE_CHECKING, Any
 
 from dpscaffold.data.tables.dialect import TableFile
 from dpscaffold.errors import BadInput, nearest
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyarrow import csv as arrow_csv
+    from pyarrow import parquet
+else:
+    from dpscaffold.data.tables.arrow import csv as arrow_csv
+    from dpscaffold.data.tables.arrow import pa, parquet
 
 _BATCH_BYTES = 1 << 21
 _BREAK = re.compile(r"\s*[\r\n]\s*")
@@ -31,15 +35,15 @@ _BREAK = re.compile(r"\s*[\r\n]\s*")
 def csv_names(file: TableFile) -> list[str]:
     """The names of a file's columns."""
     if _is_plain(file):
-        with _arrow_reader(str(file.path), file, pa.csv.ConvertOptions()) as reader:
+        with _arrow_reader(str(file.path), file, arrow_csv.ConvertOptions()) as reader:
             return list(reader.schema.names)
     with _text(file) as text:
         header, _ = _header(text, file)
-    with _arrow_reader(_arrows_own(header), file, pa.csv.ConvertOptions()) as reader:
+    with _arrow_reader(_arrows_own(header), file, arrow_csv.ConvertOptions()) as reader:
         return list(reader.schema.names)
 
 
-def csv_batches(file: TableFile, convert: pa.csv.ConvertOptions) -> Iterator[pa.RecordBatch]:
+def csv_batches(file: TableFile, convert: arrow_csv.ConvertOptions) -> Iterator[pa.RecordBatch]:
     """The columns that are asked for, in batches of whole records."""
     convert.decimal_point = file.dialect.decimal
     if _is_plain(file):
@@ -107,11 +111,11 @@ def goes_on(line: str, delimiter: str, inside: bool = False) -> bool:
         inside, at = True, begin + 2
 
 
-def _arrow_reader(source: Any, file: TableFile, convert: pa.csv.ConvertOptions) -> Any:
-    return pa.csv.open_csv(
+def _arrow_reader(source: Any, file: TableFile, convert: arrow_csv.ConvertOptions) -> Any:
+    return arrow_csv.open_csv(
         source,
-        pa.csv.ReadOptions(use_threads=False, block_size=_BATCH_BYTES),
-        pa.csv.ParseOptions(delimiter=file.dialect.delimiter, newlines_in_values=True),
+        arrow_csv.ReadOptions(use_threads=False, block_size=_BATCH_BYTES),
+        arrow_csv.ParseOptions(delimiter=file.dialect.delimiter, newlines_in_values=True),
         convert,
     )
 
@@ -191,7 +195,7 @@ def column_names(file: TableFile) -> list[str]:
         if file.table is not None:
             names = list(file.table.column_names)
         elif file.kind == "parquet":
-            names = list(pa.parquet.read_schema(path).names)
+            names = list(parquet.read_schema(path).names)
         else:
             names = csv_names(file)
     except (UnicodeError, LookupError):
@@ -325,12 +329,12 @@ def _batches(
     if file.table is not None:
         yield from file.table.select(wanted).to_batches(max_chunksize=_BATCH_ROWS)
     elif file.kind == "parquet":
-        with pa.parquet.ParquetFile(file.path) as opened:
+        with parquet.ParquetFile(file.path) as opened:
             yield from opened.iter_batches(batch_size=_BATCH_ROWS, columns=list(wanted))
     else:
         typed = {n for n in numbers if file.decimal == "." and not file.na_values.of(n)}
         types = {name: pa.float32() if name in typed else pa.string() for name in wanted}
-        convert = pa.csv.ConvertOptions(
+        convert = arrow_csv.ConvertOptions(
             column_types=types, include_columns=list(wanted), strings_can_be_null=True
         )
         yield from csv_batches(file, convert)

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
 
 from dpscaffold.data.tables.codec import Coding, MarkRows
 from dpscaffold.data.tables.dialect import (
@@ -37,6 +37,11 @@ from dpscaffold.data.tables.reader import (
 )
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.schema import Prepared
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+else:
+    from dpscaffold.data.tables.arrow import pa
 
 #: The kind of file by the end of its name.
 KINDS: dict[str, Format] = {

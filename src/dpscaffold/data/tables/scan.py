@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
 
 from dpscaffold.data.pool import Pool
 from dpscaffold.data.tables.cells import CellReader, alike_users
@@ -53,6 +53,11 @@ from dpscaffold.data.tables.source import (
 )
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.schema import Prepared, Target
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+else:
+    from dpscaffold.data.tables.arrow import pa
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import pyarrow as pa
 
 from dpscaffold.data.prepared import Ranges
 from dpscaffold.data.tables.cells import (
@@ -28,6 +27,11 @@ from dpscaffold.data.tables.missing import NO_NA_STRINGS, OTHERS, NaStrings, Rul
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation.schema import MOST_CLASSES, Kind, Prepared, Target
 from dpscaffold.privacy.preparation import Remark
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+else:
+    from dpscaffold.data.tables.arrow import pa
 
 
 @dataclass(frozen=True)
