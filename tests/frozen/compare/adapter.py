@@ -382,7 +382,8 @@ def stated(config: Said, steps: Sequence[Said], folder: Path) -> Statement:
         return stating.state(path)
     out = folder / "run"
     for place, changes in enumerate(steps):
-        train_from(config, changes, out=out, resume=place > 0)
+        given = [f"{key}={json.dumps(value)}" for key, value in changes.items()]
+        train_from(config, given, out=out, resume=place > 0)
     if "privacy" not in config:
         return state(())
     return read_account(out).statement()
