@@ -187,6 +187,7 @@ def test_rounding_up_never_loses_and_adds_at_most_a_quarter():
     assert len({device_draws.rounded_up(count) for count in range(1, 5000)}) < 60
 
 
+@pytest.mark.cpu_only("a GPU has streams of its own")
 @pytest.mark.parametrize("privacy", ["none", "fixed"])
 def test_the_oracle_reads_the_round_too(monkeypatch, privacy):
     """Three rounds of an own algorithm, with the streams of the CPU."""

@@ -30,12 +30,16 @@ from dpscaffold.tasks.metrics import (
     constant_report,
     constant_scores,
     metrics_for,
+    predicted_class,
     report,
 )
 from dpscaffold.tasks.pooled import Holders, over_all, pooled_over
 
 #: Records evaluated together; bounds the memory of an evaluation.
 _BLOCK = 1 << 17
+
+#: Scores held together: (models, records, outputs) numbers.
+_HELD = 1 << 25
 
 #: log₁₀ of the gap is cut off here: below it the difference of two float losses is noise.
 _SMALLEST_GAP = 1e-12
@@ -137,6 +141,19 @@ class Evaluator:
         answers, truth = target.answers(scores), target.restored(labels)
         return report(self.metrics, answers, truth, user, seen, self.holders)
 
+    def accuracies(self, models: Tensor) -> list[float]:
+        """Test accuracy, averaged over users whatever their sizes, of each of the models (S, P): as
+        many at a time as fit."""
+        totals = torch.zeros(len(models), dtype=torch.float64)
+        for x, y, user, sizes in self._of("test"):
+            step = max(1, _HELD // (len(y) * max(1, self.task.outputs)))
+            for start in range(0, len(models), step):
+                scores = self.task.scores_of(models[start : start + step], x)
+                hits = (predicted_class(scores) == y).double()
+                by_user = hits.new_zeros(len(hits), len(sizes)).index_add_(1, user, hits)
+                totals[start : start + step] += (by_user / sizes).sum(1).cpu()
+        return [float(total) / self.users for total in totals]
+
     def train_side(self, params: Tensor) -> Metrics:
         """F(x), the gap to the optimum, and how far apart the users' gradients are, all with the ℓ2
         term."""
@@ -180,11 +197,14 @@ class Evaluator:
         """∇F_i(x) of a block's users, (users, P): users of unequal size are padded with weight
         0."""
         rows = sizes.long().tolist()
-        features, labels, real = (
-            pad_sequence(column.split(rows), batch_first=True)
-            for column in (x, y, x.new_ones(len(x)))
-        )
-        batch = Batch(features, labels, real)
+        if min(rows) == max(rows):  # nothing is copied
+            batch = Batch(x.view(len(rows), rows[0], -1), y.view(len(rows), -1))
+        else:
+            features, labels, real = (
+                pad_sequence(column.split(rows), batch_first=True)
+                for column in (x, y, x.new_ones(len(x)))
+            )
+            batch = Batch(features, labels, real)
         total = self.task.clipped_sum(params.expand(len(rows), -1), batch, None).total
         return total / sizes[:, None].to(total.dtype) + self.regularisation * params
 

@@ -23,7 +23,7 @@ from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.runs.history import HistoryRow
-from dpscaffold.tasks.metrics import metrics_for
+from dpscaffold.tasks.metrics import metrics_for, shown_metric
 from dpscaffold.training.evaluator import Evaluator, Measures, Metrics, late
 from dpscaffold.training.events import Listener, RoundDone, silence
 
@@ -149,10 +149,11 @@ def train_stack(
     evaluators = evaluators_of(settings, federations, device, optima or {}, schedule.full)
 
     def evaluate(models: Tensor) -> list[Metrics]:
-        return [measure(model) for measure, model in zip(evaluators, models, strict=True)]
+        return measured(evaluators, models, schedule.full)
 
     outcomes = [Outcome(setting) for setting in settings]
-    state = State.stack([State.initial(setting, device) for setting in settings])
+    first = State.stack([State.initial(setting, device) for setting in settings])
+    state = first
     diverged = torch.zeros(len(settings), dtype=torch.int64, device=device)
     evaluated = set(schedule.rounds(last))
     for number in range(1, last + 1):
@@ -162,8 +163,8 @@ def train_stack(
         if number in evaluated:
             for outcome, values in zip(outcomes, evaluate(state.params), strict=True):
                 outcome.history.append(HistoryRow(number, values))
-        if number % WAITS == 0:
-            diverged.cpu()  # waits for the device
+        if number % WAITS == 0 or number in evaluated:
+            state = _restarted(state, first, lost, engine)  # waits for the device
         tell(RoundDone(number, last))
 
     # The final models and their averages; what follows a divergence is dropped.
@@ -177,6 +178,37 @@ def train_stack(
         outcome.history = [one for one in outcome.history if not end or one.round < end]
         outcome.seconds = (time.perf_counter() - started) / len(outcomes)
     return outcomes
+
+
+def _restarted(state: State, first: State, lost: Tensor, engine: Engine) -> State:
+    """Runs that are no longer finite begin again at x⁰: numbers that are none take longer."""
+    for k in lost.nonzero().flatten().tolist():
+        engine.memories.forget(k)
+        for mine, fresh in zip(_tensors(state), _tensors(first), strict=True):
+            mine[k] = fresh[k]
+    return state
+
+
+def _tensors(state: State) -> list[Tensor]:
+    return [state.params, state.average, *state.server.slots.values()]
+
+
+def measured(evaluators: Sequence[Evaluator], models: Tensor, full: bool) -> list[Metrics]:
+    """The metrics of each evaluator's own model, (S, P). Without ``full``, and where accuracy is
+    shown, all models of one federation are scored together."""
+    groups: dict[int, list[int]] = {}  # by the federation's id, while the evaluators hold it
+    for k, one in enumerate(evaluators):
+        groups.setdefault(id(one.federation), []).append(k)
+    rows: list[Metrics] = [{} for _ in evaluators]
+    for members in groups.values():
+        first = evaluators[members[0]]
+        if full or shown_metric(first.federation.target) != "test_accuracy":
+            for k in members:
+                rows[k] = evaluators[k](models[k])
+            continue
+        for k, accuracy in zip(members, first.accuracies(models[members]), strict=True):
+            rows[k]["test_accuracy"] = accuracy
+    return rows
 
 
 def _drawn(settings: Sequence[Run], streams: Sequence[Randomness], number: int) -> list[Draw]:
