@@ -109,10 +109,7 @@ def main() -> None:
     print(federation)
     with watched("describe"):
         description = describe(federation)
-    print(
-        f"label heterogeneity {description.label_heterogeneity:.3f}, "
-        f"feature heterogeneity {description.feature_heterogeneity:.3f}"
-    )
+    print(f"label heterogeneity {description.label_heterogeneity:.3f}")
     task = Logistic(federation.dimension, federation.classes)
     plan = Plan(
         rounds=chosen.rounds,
