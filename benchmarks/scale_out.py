@@ -65,8 +65,6 @@ def measure(given: dict[str, Any]) -> None:
     """One process of a measurement."""
     if given["cores"]:
         os.sched_setaffinity(0, given["cores"])
-    if given.get("share_gpu"):  # NCCL allows it for processes of different machines alone
-        os.environ["NCCL_HOSTID"] = os.environ["RANK"]
     from dpscaffold.training.train import train
 
     several = int(os.environ["WORLD_SIZE"]) > 1
@@ -253,7 +251,7 @@ def gpu(chosen: argparse.Namespace) -> None:
         own = ranks <= torch.cuda.device_count()
         for participants in (1_000, 10_000, 30_000):
             options = {"folder": str(chosen.folder), "rounds": 12, "participants": participants}
-            options |= {"device": "cuda" if own else "cuda:0", "share_gpu": not own}
+            options |= {"device": "cuda" if own else "cuda:0"}
             seconds = launch("gpu", ranks, 1, options)[0]["seconds"]
             each = 1e6 * seconds / participants
             print(f"| {ranks} | {participants:,} | {1e3 * seconds:.1f} | {each:.1f} |", flush=True)

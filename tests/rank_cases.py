@@ -213,12 +213,8 @@ def all_cases(rank: int, cases: list[Case | Special]) -> list[dict[str, Any]]:
 
 
 def gpu_of(rank: int) -> str:
-    """The GPU of one of two ranks: its own, or the only one, which both share. NCCL allows that for
-    processes on different machines alone, and takes them for such."""
-    if torch.cuda.device_count() > 1:
-        return "cuda"
-    os.environ["NCCL_HOSTID"] = f"rank {rank}"
-    return "cuda:0"
+    """The GPU of one of two ranks: its own, or the only one, which both share."""
+    return "cuda" if torch.cuda.device_count() > 1 else "cuda:0"
 
 
 def on_gpus(rank: int) -> list[dict[str, Any]]:
@@ -250,14 +246,11 @@ def refused(rank: int, folder: Path) -> dict[str, tuple[str, str]]:
         "metrics": (given, {"metrics": ["log_loss"] if other else []}),
         "one rank": ([*given[:3], "no plan" if other else one.plan, given[4]], {}),
         "version": (given, {}),
-        "no NCCL": (given, {"device": "cuda"}),
-        "no NCCL on one rank": (given, {"device": "cuda" if other else "cpu"}),
+        "no GPU on one rank": (given, {"device": "cuda:99" if other else "cpu"}),
         "no gloo": (given, {}),
     }
     patches: dict[str, Any] = {
         "version": patch.object(dpscaffold, "__version__", f"1.{rank}"),
-        "no NCCL": patch.object(dist, "is_nccl_available", return_value=False),
-        "no NCCL on one rank": patch.object(dist, "is_nccl_available", return_value=False),
         "no gloo": patch.object(dist, "is_gloo_available", return_value=False),
     }
     found = {}

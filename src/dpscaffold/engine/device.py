@@ -24,7 +24,7 @@ Made = TypeVar("Made")
 _log = logging.getLogger(__name__)
 
 #: How PyTorch and the libraries under it say that a device gave up.
-_GAVE_UP = ("CUDA error", "CUDA driver error", "cuDNN error", "CUBLAS_STATUS_", "NCCL error")
+_GAVE_UP = ("CUDA error", "CUDA driver error", "cuDNN error", "CUBLAS_STATUS_")
 
 #: How PyTorch says on a CPU that there is no memory left.
 _NO_ROOM = ("can't allocate memory", "not enough memory", "out of memory")

@@ -59,23 +59,19 @@ ALONE = Comm()
 
 
 class Ranks(Comm):
-    """One of several processes. Small values go through gloo; sums through NCCL where this process
-    computes on a GPU."""
+    """One of several processes, over gloo, from GPUs too: NCCL would wait on the device for a rank
+    that is gone, until it takes this process down."""
 
     def __init__(self, timeout: float = TIMEOUT) -> None:
         self.rank, self.count = dist.get_rank(), dist.get_world_size()
-        self.device, self._wait = CPU, timedelta(seconds=timeout)
-        self._small: Any = dist.new_group(backend="gloo", timeout=self._wait)
-        self._large = self._small
-        dist.barrier(group=self._small)  # one that leaves at once has been met by all
+        self.device = CPU
+        self._group: Any = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
+        dist.barrier(group=self._group)  # one that leaves at once has been met by all
 
     def compute_on(self, device: torch.device) -> None:
         """Let every rank compute on a device of one kind."""
         refuse_differing(self, {"kind of device": device.type}, frozenset(("kind of device",)))
         self.device = device
-        if device.type == "cuda":
-            with self._watched():
-                self._large = dist.new_group(backend="nccl", timeout=self._wait)
 
     def on(self, device: str) -> torch.device:
         """The device that the connections were made for."""
@@ -85,24 +81,22 @@ class Ranks(Comm):
         """What rank 0 decides, on every rank."""
         said: list[Any] = [decide() if self.rank == 0 else None]
         with self._watched():
-            dist.broadcast_object_list(said, 0, group=self._small)
+            dist.broadcast_object_list(said, 0, group=self._group)
         value: Value = said[0]
         return value
 
     def sum(self, values: Tensor) -> Tensor:
         """The sum of the ranks' tensors, on every rank."""
-        total = values.contiguous().clone()
+        total = values.cpu().contiguous().clone()
         with self._watched():
-            dist.all_reduce(total, group=self._large if total.is_cuda else self._small)
-            if total.is_cuda:  # NCCL would wait on the device for a rank that is gone
-                dist.barrier(group=self._small)
-        return total
+            dist.all_reduce(total, group=self._group)
+        return total.to(values.device)
 
     def all(self, value: Value) -> list[Value]:
         """The values of all ranks, on every rank."""
         found: list[Any] = [None] * self.count
         with self._watched():
-            dist.all_gather_object(found, value, group=self._small)
+            dist.all_gather_object(found, value, group=self._group)
         return found
 
     @contextmanager
@@ -118,15 +112,12 @@ class Ranks(Comm):
 
     def close(self) -> None:
         """Close the connections, so that other ranks notice."""
-        small, large, self._small, self._large = self._small, self._large, None, None
-        if small is None:  # it is closed
+        group, self._group = self._group, None
+        if group is None:  # it is closed
             return
         with suppress(Exception):
-            if large is not small:  # it may wait on the device for a rank that is gone
-                dist.distributed_c10d._abort_process_group(large)
-        with suppress(Exception):
-            dist.destroy_process_group(small)
-        del small, large
+            dist.destroy_process_group(group)
+        del group
         gc.collect()  # connections close when nothing refers to them any more
 
 
@@ -138,7 +129,12 @@ def join(device: str = "cpu", distributed: bool | None = None) -> Comm:
         distributed = launched_ranks() > 1
     if not distributed:
         return ALONE
-    _require_backend("gloo", device)
+    if not dist.is_available() or not dist.is_gloo_available():
+        raise BadInput(
+            "backend-missing",
+            "several processes need the backend gloo, and this PyTorch was built without it; "
+            "install one with it, or use one process",
+        )
     timeout = _timeout()
     with _meeting(timeout):
         if not dist.is_initialized():
@@ -193,25 +189,12 @@ def _meeting(timeout: float) -> Iterator[None]:
 
 def _own_device(device: str) -> torch.device:
     """The device of this rank: of several GPUs of a machine, the one of its local rank."""
-    if device.startswith("cuda"):
-        _require_backend("nccl", device)
     found = pick_device(device)
     if found.type == "cuda":
-        _require_backend("nccl", device)  # asked for as "auto"
         if found.index is None:
             found = pick_device(f"cuda:{os.environ.get('LOCAL_RANK', '0')}")
         torch.cuda.set_device(found)
     return found
-
-
-def _require_backend(name: str, device: str) -> None:
-    """Refuse a PyTorch that was built without a way to exchange tensors."""
-    if not dist.is_available() or not getattr(dist, f"is_{name}_available")():
-        raise BadInput(
-            "backend-missing",
-            f"several processes need the backend {name} for device {device!r}, and this PyTorch "
-            f"was built without it; install one with it, or use one process",
-        )
 
 
 def _timeout() -> float:
