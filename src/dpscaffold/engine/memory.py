@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -113,10 +115,14 @@ def _zeros(rows: int, width: int, device: torch.device) -> Tensor:
     """A table of zeros whose pages take no memory until they are written, on a CPU."""
     if device.type != "cpu":
         return torch.zeros(rows, width, device=device)
-    if 4 * rows * width <= MAPPED:
-        return torch.from_numpy(np.zeros((rows, width), np.float32))
+    size = 4 * rows * width
+    if size <= MAPPED:
+        room = mmap.mmap(-1, max(1, size))
+        with suppress(AttributeError, OSError):  # else one row would take a page of 2 MB
+            room.madvise(mmap.MADV_NOHUGEPAGE)
+        return torch.frombuffer(room, dtype=torch.float32, count=rows * width).view(rows, width)
     with tempfile.TemporaryFile() as file:
-        file.truncate(4 * rows * width)
+        file.truncate(size)
         return torch.from_numpy(np.memmap(file, np.float32, "r+", shape=(rows, width)))
 
 
