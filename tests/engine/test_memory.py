@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -162,3 +164,18 @@ def test_a_round_makes_nothing_for_users_who_do_not_take_part(algorithm):
         return seen.most
 
     assert round_of(1_000) == round_of(40_000) < 1_000
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="Linux alone says it")
+def test_users_who_never_take_part_cost_no_memory():
+    """One in 5,000 writes a row; on pages of 2 MB they would hold a quarter of the table."""
+
+    def held():
+        lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("Anonymous:")) << 10
+
+    before, users = held(), range(0, 1_000_000, 5000)
+    table = Memory({"control": "vector"}, parameters=400, users=1_000_000)
+    table.keep(users, {"control": torch.ones(len(users), 400)})
+    assert held() - before < 100 << 20
+    assert float(table.recall([users[-1]])["control"].sum()) == 400

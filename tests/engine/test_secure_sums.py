@@ -56,8 +56,8 @@ def integers(monkeypatch):
     seen: list[dict[int, list[int]]] = []
     real = Summed.participate
 
-    def watch(self, task, phase, query, at, numbers, drawn, users):
-        upload, kept = real(self, task, phase, query, at, numbers, drawn, users)
+    def watch(self, of, drawn, users):
+        upload, kept = real(self, of, drawn, users)
         assert upload.params.dtype == torch.int64
         (own,) = users.values()
         if not seen or seen[-1].keys() & set(own):

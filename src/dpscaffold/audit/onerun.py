@@ -12,9 +12,9 @@ from the budget file before it begins.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from dpscaffold.audit.subject import AuditedRun
 from dpscaffold.config import Run
 from dpscaffold.engine import Engine, State
 from dpscaffold.engine.aggregate import Averaged
+from dpscaffold.engine.steps import Drawn, Participation
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation, Records
 from dpscaffold.privacy import SERVER, Mechanism, epsilon
@@ -167,13 +168,14 @@ class _Scored(Averaged):
             user: torch.tensor([k for k, u in enumerate(order) if u == user]) for user in set(order)
         }
 
-    def participate(self, *asked: Any) -> tuple[Upload, Slots]:
-        """The uploads of some users, who come last in what is asked."""
-        upload, kept = super().participate(*asked)
-        at, users = asked[3], asked[-1][0]
-        for place, user in enumerate(users):
+    def participate(
+        self, of: Participation, drawn: Drawn, users: Mapping[int, Sequence[int]]
+    ) -> tuple[Upload, Slots]:
+        """The uploads of these users of each run."""
+        upload, kept = super().participate(of, drawn, users)
+        for place, user in enumerate(users[0]):
             if user in self.held:
-                self._score(user, place, upload, at)
+                self._score(user, place, upload, of.at)
         return upload, kept
 
     def _score(self, user: int, place: int, upload: Upload, at: Participant) -> None:

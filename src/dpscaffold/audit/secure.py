@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -25,6 +24,7 @@ from dpscaffold.config import Run
 from dpscaffold.config.secure import SumGrid
 from dpscaffold.engine import Draw, Engine
 from dpscaffold.engine.aggregate import Summed
+from dpscaffold.engine.steps import Drawn, Participation
 from dpscaffold.privacy.loss import Array
 
 #: What the adversary computes from what it sees, by place.
@@ -38,10 +38,12 @@ OF_SECURE_SUMS = (
 class WatchedSums(Summed):
     """The law of secure sums, with all integers kept as they leave their users."""
 
-    def participate(self, *asked: Any) -> tuple[Upload, Slots]:
-        """The uploads of some users of each run, which come last in what is asked."""
-        upload, kept = super().participate(*asked)
-        self.seen.append((asked[-1], upload.params))
+    def participate(
+        self, of: Participation, drawn: Drawn, users: Mapping[int, Sequence[int]]
+    ) -> tuple[Upload, Slots]:
+        """The uploads of these users of each run."""
+        upload, kept = super().participate(of, drawn, users)
+        self.seen.append((users, upload.params))
         return upload, kept
 
     def attempt(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor
 from dpscaffold.algorithms import Slots, Upload
 from dpscaffold.config import Run
 from dpscaffold.engine.aggregate import Averaged
+from dpscaffold.engine.steps import Drawn, Participation
 from dpscaffold.privacy.loss import Array
 
 
@@ -42,10 +42,12 @@ class Watched(Averaged):
         self.direction = direction.double()
         self._seen: list[UploadProjections] = []
 
-    def participate(self, *asked: Any) -> tuple[Upload, Slots]:
-        """The uploads of some users of each run, which come last in what is asked."""
-        upload, kept = super().participate(*asked)
-        self._seen.append(self._look(asked[-1], upload))
+    def participate(
+        self, of: Participation, drawn: Drawn, users: Mapping[int, Sequence[int]]
+    ) -> tuple[Upload, Slots]:
+        """The uploads of these users of each run."""
+        upload, kept = super().participate(of, drawn, users)
+        self._seen.append(self._look(users, upload))
         return upload, kept
 
     def _look(self, users_of: Mapping[int, Sequence[int]], upload: Upload) -> UploadProjections:

@@ -18,11 +18,9 @@ from torch import Tensor
 from dpscaffold.algorithms import Algorithm, Broadcast, Known, Local, Participant, Slots, Upload
 from dpscaffold.config import Run
 from dpscaffold.config.secure import SumPlan
-from dpscaffold.engine.query import Numbers, Query
 from dpscaffold.engine.state import Draw, RoundUploads
-from dpscaffold.engine.steps import Drawn, local_steps
+from dpscaffold.engine.steps import Drawn, Participation, local_steps
 from dpscaffold.errors import BadInput
-from dpscaffold.tasks import Task
 
 #: Sums over the participants of every run, by the name of what is added.
 Sums = dict[str, Tensor]
@@ -35,17 +33,10 @@ class Averaged:
     runs: Sequence[Run]
 
     def participate(
-        self,
-        task: Task,
-        phase: Algorithm,
-        query: Query,
-        at: Participant,
-        numbers: Numbers,
-        drawn: Drawn,
-        users: Mapping[int, Sequence[int]],
+        self, of: Participation, drawn: Drawn, users: Mapping[int, Sequence[int]]
     ) -> tuple[Upload, Slots]:
-        """K local steps."""
-        return phase.finish(local_steps(task, phase, query, at, numbers, drawn), at)
+        """The uploads and the new slots of these ``users`` of each run, after K local steps."""
+        return of.phase.finish(local_steps(of, drawn), of.at)
 
     def added(self, uploads: Upload, weights: Tensor) -> Sums:
         """Σ w_i Δy_i, and the totals."""
@@ -74,18 +65,11 @@ class Summed:
     runs: Sequence[Run]
 
     def participate(
-        self,
-        task: Task,
-        phase: Algorithm,
-        query: Query,
-        at: Participant,
-        numbers: Numbers,
-        drawn: Drawn,
-        users: Mapping[int, Sequence[int]],
+        self, of: Participation, drawn: Drawn, users: Mapping[int, Sequence[int]]
     ) -> tuple[Upload, Slots]:
         """The noised batch means at x as integers of their runs' sums, (U, P)."""
         ((batch, normals),) = drawn
-        means = query(task, at.broadcast.params, batch, numbers, normals)
+        means = of.query(of.task, of.at.broadcast.params, batch, of.numbers, normals)
         parts = means.split([len(own) for own in users.values()])
         integers = [
             sums_of(self.runs[k]).quantise(own, part)

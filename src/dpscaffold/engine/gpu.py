@@ -16,12 +16,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dpscaffold.algorithms import Algorithm, Local, Participant
+from dpscaffold.algorithms import Local
 from dpscaffold.algorithms.base import Affine
 from dpscaffold.engine.device import tried, warn
 from dpscaffold.engine.draws import HELD_NOISE, DrawnSteps
-from dpscaffold.engine.query import NoisedMean, Numbers, Plain, Query
+from dpscaffold.engine.query import NoisedMean, Plain
 from dpscaffold.engine.records import Records
+from dpscaffold.engine.steps import Participation
 from dpscaffold.tasks import Task
 from dpscaffold.tasks.base import BOUNDS
 from dpscaffold.tasks.linear import Linear
@@ -133,29 +134,20 @@ def cuda_graph(work: Work, given: Tensors) -> tuple[Callable[[], None], Tensors]
     return graph.replay, made
 
 
-def linear_steps(
-    task: Task,
-    phase: Algorithm,
-    query: Query,
-    at: Participant,
-    numbers: Numbers,
-    records: Records,
-    drawn: DrawnSteps,
-) -> Local | None:
+def linear_steps(of: Participation, records: Records, drawn: DrawnSteps) -> Local | None:
     """What K steps leave behind, (U, P) each, by a launch a step for all rows; None where
     :func:`~dpscaffold.engine.steps.local_steps` has to take them."""
-    loss, delta = _loss_of(task)
-    plain = type(query) in (Plain, NoisedMean) and isinstance(numbers.steps, int)
+    loss, delta = _loss_of(of.task)
+    plain = type(of.query) in (Plain, NoisedMean) and isinstance(of.numbers.steps, int)
     if loss is None or not plain or not records.tame or records.weight is not None:
         return None
     steps, rows, _ = drawn.batches.index.shape
     if (drawn.noise or 0) * steps * rows > HELD_NOISE:
         return None
-    way = phase.form(at)
+    way = of.phase.form(of.at)
     if way is None or isinstance(way.pull, Tensor):
         return None
-    assert isinstance(task, Linear)
-    given = (task, (loss, delta), way, type(query) is Plain, at, numbers, records, drawn)
+    given = (of, (loss, delta), way, records, drawn)
     return tried("linear steps", records.features.device, partial(_launched, *given))
 
 
@@ -174,12 +166,9 @@ def _loss_of(task: Task) -> tuple[int | None, float]:
 
 
 def _launched(
-    task: Linear,
+    of: Participation,
     loss: tuple[int, float],
     way: Affine,
-    plain: bool,
-    at: Participant,
-    numbers: Numbers,
     records: Records,
     drawn: DrawnSteps,
 ) -> Local:
@@ -192,7 +181,9 @@ def _launched(
     """
     from dpscaffold.engine.programs import linear_step
 
-    params, batches = at.broadcast.params.contiguous(), drawn.batches
+    task, numbers, plain = of.task, of.numbers, type(of.query) is Plain
+    assert isinstance(task, Linear)
+    params, batches = of.at.broadcast.params.contiguous(), drawn.batches
     steps, count, width = batches.index.shape
     users, size = params.shape
     inputs = _power(task.features + 1)

@@ -23,6 +23,7 @@ from dpscaffold.engine.memory import Memory
 from dpscaffold.engine.query import Numbers, query_of
 from dpscaffold.engine.server import server_round
 from dpscaffold.engine.state import Count, Draw, Round, RoundUploads, State, count_nothing
+from dpscaffold.engine.steps import Participation
 from dpscaffold.federation import Federation
 from dpscaffold.randomness.streams import NoiseStreams, Randomness
 from dpscaffold.tasks import Batch, Clip, ClippedSum, Task
@@ -118,8 +119,8 @@ class Loop:
         steps, known = self.steps(user, round), self.query.known(numbers)
         if isinstance(self.law, Summed):
             at = Participant(Broadcast(round, broadcast.params[None]), {}, known)
-            asked = (self.task, algorithm, self.query, at, numbers, steps, {0: [user]})
-            return self.law.participate(*asked)
+            one = Participation(self.task, algorithm, self.query, at, numbers)
+            return self.law.participate(one, steps, {0: [user]})
         alone = {k: v[0] if isinstance(v, Tensor) else v for k, v in vars(known).items()}
         at = Participant(broadcast, memory, Known(**alone))
 

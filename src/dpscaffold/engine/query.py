@@ -117,8 +117,8 @@ class NoisedMean:
 
 @dataclass(frozen=True)
 class UserMean(NoisedMean):
-    """The same towards whole users: the noise is 2Cσ, and as a Poisson sum is not bounded by bC,
-    the mean is first rescaled to norm at most C."""
+    """The same towards whole users with Poisson batches: as their sum is not bounded by bC, the
+    mean is first rescaled to norm at most C."""
 
     def __call__(
         self, task: Task, y: Tensor, batch: Batch, numbers: Numbers, normals: Tensor | None
@@ -203,7 +203,9 @@ def query_of_step(release: NoisedStep | None) -> Query:
         return Plain()
     if release.clip == "median":
         return MedianClip(release)
-    return UserMean(release) if release.unit == "user" else NoisedMean(release)
+    if release.unit == "user" and release.sampling == "poisson":
+        return UserMean(release)
+    return NoisedMean(release)
 
 
 def rescaled(means: Tensor, clip: Tensor) -> Tensor:

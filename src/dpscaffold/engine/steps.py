@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,22 +16,28 @@ from dpscaffold.tasks import Batch, Task
 Drawn = Iterable[tuple[Batch, Tensor | None]]
 
 
-def local_steps(
-    task: Task,
-    algorithm: Algorithm,
-    query: Query,
-    at: Participant,
-    numbers: Numbers,
-    drawn: Drawn,
-) -> Local:
+@dataclass(frozen=True)
+class Participation:
+    """What U users compute with in a round: the task, the algorithm (``phase``), what a step asks
+    of a batch, what they received and remember, and their public numbers."""
+
+    task: Task
+    phase: Algorithm
+    query: Query
+    at: Participant
+    numbers: Numbers
+
+
+def local_steps(of: Participation, drawn: Drawn) -> Local:
     """The inner loop of Algorithm 1 for U users at once. A user that has taken its K_i steps stands
     still."""
-    y = algorithm.begin_at(at)
+    at, numbers = of.at, of.numbers
+    y = of.phase.begin_at(at)
     total = torch.zeros_like(y)
     for step, (batch, normals) in enumerate(drawn):
-        gradient = query(task, y, batch, numbers, normals)
+        gradient = of.query(of.task, y, batch, numbers, normals)
         gradient.addcmul_(numbers.regularisation, y)
-        moved = y - numbers.step_size * algorithm.direction(gradient, y, at)
+        moved = y - numbers.step_size * of.phase.direction(gradient, y, at)
         if isinstance(numbers.steps, Tensor):
             active = step < numbers.steps
             gradient, moved = gradient.where(active, 0.0), moved.where(active, y)

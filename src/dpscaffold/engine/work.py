@@ -32,7 +32,7 @@ from dpscaffold.engine.query import Numbers
 from dpscaffold.engine.records import Records, Steps, handed_out
 from dpscaffold.engine.stack import Stack
 from dpscaffold.engine.state import Draw
-from dpscaffold.engine.steps import local_steps
+from dpscaffold.engine.steps import Participation, local_steps
 from dpscaffold.randomness.streams import Randomness
 
 
@@ -285,16 +285,16 @@ class Work:
             k: self.members.users[k, block.members].tolist()
             for k in range(block.runs.start, block.runs.stop)
         }
-        asked = engine.task, phase, engine.query, at, own
+        part = Participation(engine.task, phase, engine.query, at, own)
         if not engine.draws_on_device:
             batches = records.batches(starts, self._host_steps(block))
-            return *engine.law.participate(*asked, batches, users), []
+            return *engine.law.participate(part, batches, users), []
         drawn = self._drawn(block, given, starts)
         cut = [] if drawn.batches.overflowed is None else [drawn.batches.overflowed]
-        local = linear_steps(*asked, records, drawn)
+        local = linear_steps(part, records, drawn)
         if local is None:
             steps = handed_out(drawn, drawn.places)
-            local = local_steps(*asked, records.batches(starts, steps))
+            local = local_steps(part, records.batches(starts, steps))
         return *phase.finish(local, at), cut
 
     def _records(self, block: Block, given: Tensors) -> tuple[Records, Tensor]:

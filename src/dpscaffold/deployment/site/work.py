@@ -29,7 +29,7 @@ from dpscaffold.engine.aggregate import Summed
 from dpscaffold.engine.host import Source, drawn_on_host
 from dpscaffold.engine.query import Numbers, query_of, query_of_step
 from dpscaffold.engine.records import Records
-from dpscaffold.engine.steps import Drawn, local_steps
+from dpscaffold.engine.steps import Drawn, Participation, local_steps
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy import adversaries, noise_seen
 from dpscaffold.randomness.streams import Randomness
@@ -106,8 +106,8 @@ class OfferedWork:
         numbers, drawn = self._numbers(round, user, mechanism), self._drawn(round, user, mechanism)
         broadcast = Broadcast(round, self._stack(received["params"]), {})
         at = Participant(broadcast, {}, query.known(numbers))
-        asked = (self.task, self.algorithm, query, at, numbers, drawn, {0: [user]})
-        upload, _ = Summed([setting]).participate(*asked)
+        part = Participation(self.task, self.algorithm, query, at, numbers)
+        upload, _ = Summed([setting]).participate(part, drawn, {0: [user]})
         assert setting.sums is not None
         return setting.sums.grid.words(upload.params[0])
 
@@ -172,7 +172,8 @@ class OfferedWork:
         numbers = self._numbers(round, user, self.mechanism)
         at = Participant(broadcast, self._stacks(slots), query.known(numbers))
         drawn = self._drawn(round, user, self.mechanism)
-        upload, kept = phase.finish(local_steps(self.task, phase, query, at, numbers, drawn), at)
+        part = Participation(self.task, phase, query, at, numbers)
+        upload, kept = phase.finish(local_steps(part, drawn), at)
         phase.check_upload(upload)
         uploaded = {"params": _row(upload.params)}
         for name, value in upload.totals.items():
