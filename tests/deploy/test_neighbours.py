@@ -35,7 +35,7 @@ from dpscaffold.deployment.site.reading import read_records
 from dpscaffold.engine.host import Source, drawn_on_host
 from dpscaffold.engine.query import Numbers, query_of
 from dpscaffold.engine.records import Records
-from dpscaffold.engine.steps import local_steps
+from dpscaffold.engine.steps import Participation, local_steps
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.tasks import Logistic, Mlp, ModuleTask
 from dpscaffold.tasks.clipping import prepared
@@ -227,7 +227,8 @@ def test_weights_of_records_hold(sampling):
         records = Records(*prepared(task, table, CPU), labels, weight=known)
         draws = drawn_on_host(2, [Source(Randomness(0), 0, 12, 4)], 3, sampling, x.shape[1], CPU)
         batches = records.batches(torch.zeros(1, 1, dtype=torch.int64), draws)
-        sent.append(local_steps(task, run.algorithm, query_of(run), at, numbers, batches).params)
+        part = Participation(task, run.algorithm, query_of(run), at, numbers)
+        sent.append(local_steps(part, batches).params)
     torch.testing.assert_close(sent[0], sent[1], rtol=1e-5, atol=1e-6)
     assert not torch.equal(sent[0], x)
 
